@@ -12,6 +12,7 @@ epoch instead of by chance, and predictions are means over six views. The same n
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def first_weights(model: nbcnn.Model, images: np.ndarray) -> None:
     model.set_weights(weights)
 
 
-def train(data: Dataset, epochs: int, seed: int, callbacks: list = ()) -> tuple:
+def train(data: Dataset, epochs: int, seed: int, callbacks: Sequence = ()) -> tuple:
     """The trained model, and its history."""
     images = data.train_images
     normalisation = Normalisation.of(images)

@@ -352,7 +352,7 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
     """
     from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
-    from nbcnn.nn.layers import sized
+    from nbcnn.nn.layer import sized
     from nbcnn.plan.graph import Buf, Tape, named, trace
 
     (channels, *_), run_model, note = origin.image_shape, _run_flags(origin).get("model"), ""

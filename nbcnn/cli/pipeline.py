@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from nbcnn.cli.errors import DIVERGED, OK, USAGE, exit_code
 from nbcnn.cli.flags import Parser, flag, one_of, some_of
 from nbcnn.cli.part import Behind, Handed
 from nbcnn.cli.phases import Phases
+from nbcnn.cli.pipeline_job import INDEX, Job, classify_words, extract_words, read, settings, train_words
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import called
@@ -49,11 +49,6 @@ SHARED_WORK = (
     "pipeline: all ranks train and extract together; rank 0 alone writes the files and, where there is a GPU, trains the classifier "
     "(without one all ranks solve its pairs of classes)"
 )
-INDEX = "pipeline.json"
-_FORMAT, _VERSION = "nbcnn-pipeline", 1
-_FORM = {"format": str, "version": int, "words": [str], "checkpoint_sha256?": str, "train?": {str: object}, "report?": {str: object}}
-_TOLD = ("--quiet", "--verbose", "--json")
-"""Flags that change no result."""
 
 
 def parser() -> Parser:
@@ -89,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         if own.out:
             made.error("--out and --resume exclude each other: a resumed pipeline stays in its folder")
         try:
-            begun = _read(own.resume)["words"]
+            begun = read(own.resume)["words"]
         except (OSError, ValueError) as error:
             print(f"nbcnn: error: {own.resume} holds no pipeline to resume ({error})", file=sys.stderr)
             return getattr(error, "exit_code", 3)
@@ -116,77 +111,12 @@ def _without(words: list[str], name: str) -> list[str]:
     return left
 
 
-@dataclass
-class Job:
-    """What the command line says: this command's flags, the words and the flags of the training, all words but the folder; the folder.
-
-    `begun` is the content of pipeline.json, empty if there is none. `leads`: this is rank 0. `kept`: there are, or will be, files of features.
-    """
-
-    own: Any
-    rest: list[str]
-    given: SimpleNamespace
-    words: list[str]
-    out: Path
-    begun: dict[str, Any] = field(default_factory=dict)
-    leads: bool = True
-    kept: bool = False
-
-    @property
-    def run(self) -> Path:
-        return self.out / "run"
-
-    @property
-    def features(self) -> Path:
-        return self.out / "features"
-
-    @property
-    def quiet(self) -> list[str]:
-        return ["--quiet"] if self.given.quiet else []
-
-    @property
-    def on_cpu(self) -> bool:
-        return "cpu" in (self.given.mode, self.given.device)
-
-    def named(self, *names: str) -> list[str]:
-        """The words of this command's flags of these names, of those that were given."""
-        found: list[str] = []
-        for name in names:
-            value = getattr(self.own, name.replace("-", "_"))
-            if value is not None:
-                found += [f"--{name}"] + ([] if value is True else [",".join(value) if isinstance(value, tuple) else str(value)])
-        return found
-
-    def command(self) -> str:
-        """What continues this pipeline, for people."""
-        return called("pipeline", f"--resume {shlex.quote(str(self.out))}")
-
-    def keep(self, **news: Any) -> None:
-        """Write pipeline.json with what is known, and these."""
-        from nbcnn.files import atomic
-
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.begun = {"format": _FORMAT, "version": _VERSION, **self.begun, "words": [word for word in self.words if word not in _TOLD], **news}
-        atomic.replace_bytes(self.out / INDEX, (json.dumps(self.begun, indent=1) + "\n").encode())
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    """The content of a folder's pipeline.json. Raises OSError if there is none, DocumentError (exit code 3) if it is none of ours."""
-    from nbcnn.files import document
-
-    found = document.load(folder / INDEX)
-    document.fits(found, _FORM, f"{folder / INDEX}")
-    if (found["format"], found["version"]) != (_FORMAT, _VERSION):
-        raise document.DocumentError(f"{folder / INDEX} is of format {found['format']!r}, version {found['version']}")
-    return dict(found)
-
-
 def _parts(team: Team, job: Job) -> int:
     """The three commands as the same team of ranks; the exit code of the first that fails."""
     # Each rank has its own clock: rank 0's names the folder. And rank 0 alone looks what is there.
     job.out = Path(team.broadcast(os.fsencode(job.out)).decode(errors="surrogateescape"))
     if team.leads and (job.out / INDEX).is_file():
-        job.begun = _read(job.out)
+        job.begun = read(job.out)
     job.begun = json.loads(team.broadcast(json.dumps(job.begun).encode()))
     job.leads, job.kept = team.leads, team.size > 1 or bool(job.own.keep_features)
     if team.size > 1 and team.leads and not job.quiet:
@@ -236,14 +166,6 @@ def _accepted(job: Job, data: Any) -> None:
         job.keep()
 
 
-def _words_of_train(job: Job) -> list[str]:
-    """The words for train: a new run, or the one that is there if this pipeline began it."""
-    from nbcnn.train.runlog import RunFolder
-
-    there = bool(job.begun) and RunFolder(job.run).is_taken()
-    return [*job.rest, "--resume" if there else "--out", str(job.run)]
-
-
 def _finished(job: Job, held: ExitStack, leads: bool) -> bool:
     """The training has ended and its checkpoint is the one that ended it. Raises UsageError for flags that are not those of the run."""
     from nbcnn.cli import train_flags, train_run
@@ -253,7 +175,7 @@ def _finished(job: Job, held: ExitStack, leads: bool) -> bool:
     run = RunFolder(job.run)
     if "checkpoint_sha256" not in job.begun or not run.last.is_file():
         return False
-    start = train_run.start(train_flags.parse(_words_of_train(job)), held, leads)
+    start = train_run.start(train_flags.parse(train_words(job)), held, leads)
     ended = start.flags.epochs == start.config["flags"]["epochs"] and checkpoint.read(run.last).sha256 == job.begun["checkpoint_sha256"]
     if not ended:
         held.close()  # the training holds the folder itself
@@ -273,7 +195,7 @@ def _train(team: Team, job: Job, held: ExitStack, part: Handed) -> int:
         _say(job, f"1 of 3: {job.run} is trained already")
         return OK
     _say(job, "1 of 3: training")
-    code = train.train(train_flags.parse(_words_of_train(job)), team, held, part)
+    code = train.train(train_flags.parse(train_words(job)), team, held, part)
     if team.leads and not code:
         job.begun.pop("report", None)
         job.keep(checkpoint_sha256=checkpoint.read(RunFolder(job.run).last).sha256, train=part.found)
@@ -316,21 +238,6 @@ def _compile_ahead(job: Job, compiling: Behind, net: Any, data: Any, compiled: i
     compiling.do(compile_all)
 
 
-def _extract_words(job: Job) -> list[str]:
-    device = ["--device", job.given.device] if job.given.device else []
-    mode = ["--mode", job.given.mode] if job.given.mode else []
-    return [str(job.run), "--out", str(job.features), *mode, *device, *job.quiet, *job.named("at", "mirror")]
-
-
-def _classify_words(job: Job) -> list[str]:
-    return [
-        str(job.features),
-        *(["--device", "cpu"] if job.on_cpu else []),
-        *job.quiet,
-        *job.named("baselines", "machine", "process", "search", "portable"),
-    ]
-
-
 def _in_memory(team: Team, job: Job, held: ExitStack, behind: Behind) -> int:
     """The parts in this process: features stay in memory, and files are written beside what follows."""
     from nbcnn.cli import classify, extract
@@ -342,21 +249,21 @@ def _in_memory(team: Team, job: Job, held: ExitStack, behind: Behind) -> int:
     gc.collect()  # the memory of the training goes before that of the features is planned
     compiling.wait()
     parts["train"].phases.mark("waiting for kernels")
-    if (report := job.begun.get("report")) and report["settings"] == _settings(job):
+    if (report := job.begun.get("report")) and report["settings"] == settings(job):
         _tell(job, report)
         return OK
     parts["features"] = Handed(behind, Phases(time.perf_counter(), whole=False))
     given = _there(job, parts["features"])
     if given is None:
         _say(job, "2 of 3: features")
-        flags = extract.parser().parse_args(_extract_words(job))
+        flags = extract.parser().parse_args(extract_words(job))
         extract.remember(flags, held, parts["features"], parts["train"].kept, job.kept)
         given = parts["features"].kept.opened()
         gc.collect()
     parts["train"].kept = None
     _say(job, "3 of 3: classifier")
     parts["classify"] = Handed(behind, Phases(time.perf_counter(), whole=False))
-    classify.run(classify.add_parser().parse_args(_classify_words(job)), team, parts["classify"], given)
+    classify.run(classify.add_parser().parse_args(classify_words(job)), team, parts["classify"], given)
     parts["features"].found["sha256"] = parts["classify"].found["features_sha256"]
     behind.wait()
     parts["classify"].phases.mark("pictures")
@@ -382,12 +289,12 @@ def _through_files(team: Team, job: Job, held: ExitStack) -> int:
     there = team.leads and _there(job, parts["features"]) is not None
     if not json.loads(team.broadcast(json.dumps(there).encode(), LONG)):
         _say(job, "2 of 3: features")
-        extract.extract(extract.parser().parse_args(_extract_words(job)), team, parts["features"])
+        extract.extract(extract.parser().parse_args(extract_words(job)), team, parts["features"])
     parts["features"].phases.mark("features")
     team.barrier(LONG)
     _say(job, "3 of 3: classifier")
     parts["classify"] = Handed(at_once, Phases(time.perf_counter(), whole=False))
-    code = classify.run(classify.add_parser().parse_args(_classify_words(job)), team, parts["classify"])
+    code = classify.run(classify.add_parser().parse_args(classify_words(job)), team, parts["classify"])
     at_once.wait()
     team.barrier(LONG)
     if team.leads:
@@ -422,18 +329,12 @@ def _there(job: Job, part: Handed) -> Opened | None:
     return kept.opened(found)
 
 
-# What is told
+# -- what is said
 
 
 def _say(job: Job, text: str) -> None:
     if job.leads and not job.quiet:
         print(text, file=sys.stderr, flush=True)
-
-
-def _settings(job: Job) -> dict[str, Any]:
-    """What decides the report beside the training's own flags, which it checks itself."""
-    own = {name: value for name, value in vars(job.own).items() if name not in ("out", "resume")}
-    return json.loads(json.dumps(own | {"mode": job.given.mode, "device": job.given.device}))
 
 
 def _report(job: Job, parts: dict[str, Handed]) -> dict[str, Any]:
@@ -444,7 +345,7 @@ def _report(job: Job, parts: dict[str, Handed]) -> dict[str, Any]:
 
 def _finish(job: Job, parts: dict[str, Handed]) -> None:
     """Write the results down, and tell them."""
-    report = _report(job, parts) | {"settings": _settings(job), "text": parts["classify"].text, "kept": job.kept}
+    report = _report(job, parts) | {"settings": settings(job), "text": parts["classify"].text, "kept": job.kept}
     job.keep(report=report)
     if job.given.verbose and not job.quiet:
         print(_times(parts), file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
 from nbcnn.nn.corruption import KSparse, MaskSquares, Noise
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.layers import sized
+from nbcnn.nn.layer import sized
 from nbcnn.nn.whitening import Whiten
 from nbcnn.plan.graph import Buf, Tape, named, names, trace
 from nbcnn.train.callbacks import ClassesOfPixels, Classification, Forecasts, Pictures, Plots

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from nbcnn.datasets.arrays import Form, Forms, form_of, one_array, seen
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
-from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.arrays import DeviceArray, as_device_array
@@ -23,22 +21,20 @@ from nbcnn.model.definition import of_values, with_loss
 from nbcnn.model.evaluation import evaluated, softmax, split
 from nbcnn.model.examples import batches_of, from_dataset, targets_of, validation_of
 from nbcnn.model.history import History
+from nbcnn.model.training import Data, Past, new_folder, train
 from nbcnn.model.views import PLAIN, Views
+from nbcnn.model.weights import Weights
 from nbcnn.nn import models
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
+from nbcnn.nn.optim import SGD, Adam, Factor, check_number
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared
 from nbcnn.plan.graph import named
 from nbcnn.run import inference
 from nbcnn.run.explain import explain, summary
 from nbcnn.run.net import Net
-from nbcnn.run.session import TrainingSession
-from nbcnn.run.streaming import Batches
-from nbcnn.train.callbacks import ClassesOfPixels, Classification, Curves, Pictures, Plots, Progress
 from nbcnn.train.events import Callback
-from nbcnn.train.runlog import InMemory, RunFolder
-from nbcnn.train.trainer import Diverged, Trainer
+from nbcnn.train.runlog import InMemory
 
 
 class Shown(str):
@@ -50,7 +46,7 @@ class Shown(str):
         return str(self)
 
 
-class Model:
+class Model(Weights):
     """A network: layers, a loss, and the form of its data.
 
     layers       a list of `nbcnn.nn.layers`; sizes of inputs may be left out. Or a `Graph`; or the inputs of one, values of `nbcnn.Input`, whose
@@ -110,27 +106,18 @@ class Model:
         if init not in INITS:
             raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
         check_number("Model", "seed", seed, below=2**63)
+        super().__init__()
         self._layers, self._mode, self._precision, self._fuse = body, mode, precision, fuse
         self.seed, self.init, self.normalisation = int(seed), init, normalisation
         self.classes = None if classes is None else tuple(str(name) for name in classes)
         self.form: Form | Forms | None = None
         self._learnt = False
-        self._net: Net | None = None
         self._encoders: dict[str, Net] = {}
-        self._factors: dict[str, Factor] = {}
-        self._wanted: list[tuple[str, Factor]] = []
-        self._trained: tuple[str, dict[str, np.ndarray], int, int] | None = None
+        self._trained = Past()
         if input_shape is not None:
             self.build(input_shape)
 
     # -- what it is
-
-    @property
-    def net(self) -> Net:
-        """The engine's network (`nbcnn.run.net.Net`). Raises UsageError before `build` or the first `fit`, and after `close`."""
-        if self._net is None:
-            raise UsageError("the network is not built: its input's shape is not known yet; call build(shape) or fit")
-        return self._net
 
     @property
     def layers(self) -> Any:
@@ -159,8 +146,7 @@ class Model:
         self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, **options)
         inputs = self._net.layers.inputs if isinstance(self._net.layers, Graph) else [shape]
         self.form = self.form or (Form(shape) if len(inputs) == 1 else Forms(tuple(map(Form, inputs))))
-        for pattern, factor in self._wanted:
-            self._set(pattern, factor)
+        self._meet_factors()
         return self
 
     def learn(self, form: Form | Forms) -> None:
@@ -270,8 +256,7 @@ class Model:
                 form = self._learn(examples, channels_last)
                 return self.build(form.shape).net, form
 
-            first_epoch = self._trained[3] if self._trained else 0
-            images, targets, batches = batches_of(x, first_epoch, batch_size, steps_per_epoch, learn, channels_last)
+            images, targets, batches = batches_of(x, self._trained.epochs, batch_size, steps_per_epoch, learn, channels_last)
             name = files.CALLABLE
         else:
             if steps_per_epoch is not None:
@@ -288,11 +273,20 @@ class Model:
             targets = targets_of(self.net, y, x, len(images), channels_last)
         assert self.form is not None
         test_images, test_targets = validation_of(self.net, self.form, validation_data, channels_last)
-        data = (images, targets, test_images, test_targets, batches)
         with ExitStack() as held:
-            folder = InMemory() if run is None else _new_folder(run, held)
-            chances = {"flip": flip, "augment": augment, "shuffle": shuffle, "accumulate": int(accumulate), "ema": float(ema)}
-            return self._fit(data, int(epochs), batch_size, optimizer, callbacks, folder, chances, verbose, name)
+            return train(
+                self,
+                Data(images, targets, test_images, test_targets, batches, name),
+                self._trained,
+                epochs=int(epochs),
+                batch_size=batch_size,
+                optimizer=optimizer,
+                factors=self._factors,
+                callbacks=callbacks,
+                folder=InMemory() if run is None else new_folder(run, held),
+                options={"flip": flip, "augment": augment, "shuffle": shuffle, "accumulate": int(accumulate), "ema": float(ema)},
+                verbose=verbose,
+            )
 
     def _learn(self, x: Any, channels_last: bool | None) -> Form | Forms:
         """The form of examples, from `x` if they are the first."""
@@ -314,98 +308,6 @@ class Model:
         made = on_gpu.examples(x, self.form, channels_last)
         on_gpu.must_be_there(self.build(made.shape[1:]).net)
         return made
-
-    def _fit(
-        self,
-        data: tuple[Any, Any, np.ndarray | None, np.ndarray | None, Batches | None],
-        epochs: int,
-        batch_size: int | None,
-        optimizer: SGD | Adam,
-        callbacks: Sequence[Callback],
-        folder: RunFolder,
-        chances: dict[str, Any],
-        verbose: int | bool,
-        name: str,
-    ) -> History:
-        images, targets, test_images, test_targets, batches = data
-        net, batch = self.net, batches.batch if batches else int(batch_size or min(64, len(images)))
-        steps = -(-len(images) // (batch * chances["accumulate"]))
-        if batches is None:
-            # Patches are drawn on the host.
-            dictionary.fit(net, images if isinstance(images, np.ndarray) or dictionary.is_fitted(net) else np.asarray(images), self.seed)
-        elif not dictionary.is_fitted(net):
-            raise UsageError("Whiten is fitted to images before training, and x is a callable: nbcnn.dictionary.fit.fit(model.net, images) does it")
-        rates = optimizer.rates(epochs * steps, steps)
-        kind, moments, before, first_epoch = self._trained or ("", {}, 0, 0)
-        if kind != type(optimizer).__name__:
-            before = 0
-        session = TrainingSession(
-            net,
-            images,
-            optimizer=optimizer,
-            learning_rates=np.concatenate([np.zeros(before, np.float32), rates]),
-            batch=batch,
-            seed=self.seed,
-            test_images=test_images,
-            labels=targets if net.takes_classes else None,
-            test_labels=test_targets if net.takes_classes else None,
-            targets=None if net.takes_classes else targets,
-            test_targets=None if net.takes_classes else test_targets,
-            factors=self._factors,
-            batches=batches,
-            **chances,
-        )
-        if before:
-            session.go_on(moments, before)
-        shown: list[Callback] = [Progress()] if verbose else []
-        scores = None
-        if test_images is not None:
-            title = f"{name}, {net.mode} {net.precision}"
-            pictures = self._pictures(title, test_images, test_targets)
-            scores = pictures.scores
-            shown += [pictures] if not isinstance(folder, InMemory) else []
-        further = {key: chances[key] for key in ("accumulate", "ema") if chances[key] not in (0, 1)}
-        identity, notes = files.words(self, session, optimizer, images, epochs, batch, name)
-        identity |= {key: f"{value:g}" for key, value in further.items()}
-        trainer = Trainer(
-            session,
-            folder,
-            learning_rates=rates,
-            identity=identity,
-            notes=notes,
-            callbacks=[*shown, *callbacks],
-            scores=scores,
-            first_epoch=first_epoch,
-        )
-        if not isinstance(folder, InMemory):
-            config = files.config(self, session, optimizer, images, test_images, epochs, batch, name)
-            folder.write_config({**config, "flags": {**config["flags"], **further}})
-        try:
-            result = trainer.fit()
-            rows = trainer.rows
-        except Diverged:
-            trainer.go_back()
-            raise
-        finally:
-            moments = {name: tensor for name, tensor in session.state().items() if name.startswith("optim.")}
-            self._trained = (type(optimizer).__name__, moments, before + trainer.step, first_epoch + trainer.epochs_done)
-            session.close()
-            del session, trainer
-            if net.device.name == "gpu":
-                gc.collect()
-        return History(rows, result)
-
-    def _pictures(self, title: str, images: np.ndarray, targets: np.ndarray | None) -> Pictures:
-        if len(self.net.output_shapes) > 1:
-            return Curves(title)
-        if not self.net.takes_classes:
-            drawn = targets is None and images.ndim == 4 and images.shape[1] in (1, 3)
-            return Plots(title, images[:8]) if drawn else Curves(title)
-        assert targets is not None
-        if self.net.plane:
-            return ClassesOfPixels(title, self.net, images, targets, self.classes)
-        names = self.classes or tuple(str(number) for number in range(self.net.output_shape[0]))
-        return Classification(title, self.net, SimpleNamespace(test_images=images, test_labels=targets, classes=names))
 
     # -- what it knows
 
@@ -509,7 +411,7 @@ class Model:
         encoder.params.load_dict({name: weights[name] for name in encoder.params.names})
         return encoder
 
-    # -- weights and files
+    # -- files
 
     def save(self, path: Path | str) -> Path:
         """Write the network into one safetensors file: weights, layers, input's shape and form, class names, precision, versions.
@@ -517,65 +419,6 @@ class Model:
         The file is put in place whole or not at all. `nbcnn.load` makes the model of it again. Raises OSError if it cannot be written.
         """
         return files.save(self, Path(path))
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """Copies of all parameters and running statistics, float32, by name ("conv1.weight"). Raises UsageError before the network is built."""
-        return self.net.params.as_dict()
-
-    def set_weights(self, tensors: Mapping[str, Any]) -> None:
-        """Replace the parameters and running statistics that are named in `tensors`, arrays of their shapes; the others stay.
-
-        Raises UsageError, and changes nothing, for a name that the network does not have, another shape, or values that are not finite float32.
-        """
-        held = self.net.params.as_dict()
-        for name, tensor in tensors.items():
-            if name not in held:
-                raise UsageError(f"the network has no parameter {name!r}{nearest(name, list(held))}; it has {', '.join(held)}")
-            with np.errstate(over="ignore"):
-                made = np.asarray(tensor, np.float32)
-            if made.shape != held[name].shape or not np.isfinite(made).all():
-                what = f"are {made.shape}, and must be {held[name].shape}" if made.shape != held[name].shape else "are not all finite as float32"
-                raise UsageError(f"the values of {name} {what}")
-            held[name] = made
-        self.net.params.load_dict(held)
-
-    def load_weights(self, path: Path | str, *, partial: bool = False) -> files.Loaded:
-        """Take the weights of a file, a checkpoint or a run folder, for parameters of the same name and shape.
-
-        path     also a safetensors file of another program, such as PyTorch's of a state dict, in float32, float16 or bfloat16.
-        partial  take what fits and leave the rest; else all must fit. What was taken, missing, unused and of another shape is in the result,
-                 whose text says it. Raises CheckpointError, and changes nothing, if not all fit (or nothing does) or the file is damaged.
-        """
-        return files.load_weights(self.net, Path(path), partial)
-
-    def freeze(self, pattern: str = "*") -> list[str]:
-        """Leave the parameters that match `pattern` as they are in every later `fit`: a layer ("conv1"), or wildcards ("conv*", "*.bias").
-
-        Returns their names, empty before the network is built. Statistics of norms still move. Raises UsageError if nothing matches.
-        """
-        return self.set_factors(pattern, lr=0.0, weight_decay=0.0)
-
-    def unfreeze(self, pattern: str = "*") -> list[str]:
-        """Train the parameters that match `pattern` again, at the optimizer's own rate. Returns their names."""
-        return self.set_factors(pattern)
-
-    def set_factors(self, pattern: str, *, lr: float = 1.0, weight_decay: float = 1.0) -> list[str]:
-        """Multiply learning rate and weight decay of the parameters that match `pattern` (as in `freeze`) in every later `fit`. Returns their names.
-
-        `lr` and `weight_decay` are the factors, at least 0; an `lr` of 0 freezes. Raises UsageError for other numbers, or if nothing matches.
-        """
-        check_number("set_factors", "lr", lr)
-        check_number("set_factors", "weight_decay", weight_decay)
-        factor = Factor(float(lr), float(weight_decay)) if lr else FROZEN
-        if self._net is None:
-            self._wanted.append((pattern, factor))
-            return []
-        return self._set(pattern, factor)
-
-    def _set(self, pattern: str, factor: Factor) -> list[str]:
-        found = matching(pattern, self.net.params.layout.names)
-        self._factors.update(dict.fromkeys(found, factor))
-        return found
 
     # -- memory
 
@@ -585,7 +428,7 @@ class Model:
             if net:
                 net.close()
         net = None
-        self._net, self._encoders, self._trained = None, {}, None
+        self._net, self._encoders, self._trained = None, {}, Past()
         gc.collect()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -597,7 +440,7 @@ class Model:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the network again, on a machine that may have another mode."""
         held = state.pop("held")
-        vars(self).update(state, _net=None, _encoders={}, _trained=None)
+        vars(self).update(state, _net=None, _encoders={}, _trained=Past())
         if held:
             shape, precision, weights = held
             choice = files.choice_of(self._mode if self._mode == "cpu" else "auto", None, precision)
@@ -611,13 +454,3 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _new_folder(run: Path | str, held: ExitStack) -> RunFolder:
-    """The folder `run`, held by this process. Raises UsageError if there is something in it."""
-    folder = RunFolder(run)
-    if folder.is_taken():
-        raise UsageError(f"run={str(run)!r} is there already: choose a new folder")
-    folder.check_writable()
-    held.enter_context(folder.held())
-    return folder

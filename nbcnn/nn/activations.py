@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import Layer
-from nbcnn.nn.layers import Built, NoParams, Param, constant, counts, later
+from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 
 

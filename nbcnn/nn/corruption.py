@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import Built, NoParams, counts, images
+from nbcnn.nn.layer import Built, NoParams, counts, images
 from nbcnn.plan.graph import Buf, Tape
 
 

@@ -66,7 +66,7 @@ def as_data(layers: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _left_out(layer: Any, each: Field[Any]) -> bool:
-    """A field that layers of earlier versions did not have, where it is what they did (`layers.later`)."""
+    """A field that layers of earlier versions did not have, where it is what they did (`layer.later`)."""
     return bool(each.metadata.get("later")) and getattr(layer, each.name) == each.default
 
 

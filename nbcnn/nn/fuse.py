@@ -55,7 +55,8 @@ from nbcnn.nn.fuse_norms import (
 )
 from nbcnn.nn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
 from nbcnn.nn.joins import Add, Joined
-from nbcnn.nn.layers import Built, Conv2d, Linear, Param, Residual, add_gradient, add_input, known
+from nbcnn.nn.layer import Built, Param, known
+from nbcnn.nn.layers import Conv2d, Linear, Residual, add_gradient, add_input
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 from nbcnn.nn.fused import Fused
 from nbcnn.nn.joins import Add, Joined, alike
-from nbcnn.nn.layers import Built, add_gradient
+from nbcnn.nn.layer import Built
+from nbcnn.nn.layers import add_gradient
 from nbcnn.nn.norms import BatchNorm2d, no_backward
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, trace
 from nbcnn.plan.shapes import numel

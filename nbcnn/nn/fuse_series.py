@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from nbcnn.nn.activations import GELU
 from nbcnn.nn.fused import Fused
-from nbcnn.nn.layers import Built
+from nbcnn.nn.layer import Built
 from nbcnn.nn.series_layers import GLU, PointwiseConv1d, gated
 from nbcnn.plan.graph import Buf, ShapeError, Tape, trace
 

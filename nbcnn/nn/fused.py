@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nbcnn.nn.layers import Param
+from nbcnn.nn.layer import Param
 from nbcnn.plan.graph import Named
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.convolve import padded_images
 from nbcnn.nn.graphs import reshape, unpack
-from nbcnn.nn.layers import Built, NoParams, images, padded_images
+from nbcnn.nn.layer import Built, NoParams, images
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
 

@@ -1,113 +1,22 @@
-"""This module says what a layer is, and defines the layers of images and vectors: convolutions, Linear, Flatten, Residual.
+"""This module defines the layers of images and vectors: convolutions, Linear, Flatten, Residual. `layer.py` says what a layer is.
 
-A layer is a frozen dataclass whose arguments have PyTorch's names. What its input's size is may be left out (`in_channels`, `in_features`,
-`channels`: None), and `sized` fills it in from the shape of one example. `build(tape, x, scope)` records its forward and returns
-(y, backward); `backward(dy)` records its backward and returns dx. `params()` names its parameters, `state()`, where a layer has it,
-what training updates in place (norms.py). Shapes are logical: images (N, C, H, W), vectors (N, F), series (N, C, L); values are float32 as
-the caller sees them, whatever a mode stores.
+`convolve.py` records the convolutions. The layers of series, activations, norms and the rest have modules of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.graphs import Graph, Layer, filled
-from nbcnn.plan.graph import Backward, Buf, Named, ShapeError, Tape, named, trace
-from nbcnn.plan.shapes import ConvShape, numel, window_extent
-
-Built = tuple[Buf, Backward]
-MOST_TAPS = 15
-"""Taps along an axis that every engine of convolution takes (`ops/conv/mma/wgrad_load.py`)."""
-
-
-@dataclass(frozen=True)
-class Param:
-    """A parameter's shape; `fan_in` sets the scale of its first values, unless `first` makes them (a NumPy generator, the shape ->
-    array); `decay` says whether weight decay applies."""
-
-    shape: tuple[int, ...]
-    fan_in: int
-    decay: bool = True
-    bias: bool = False
-    first: Callable[[Any, tuple[int, ...]], Any] | None = None
-
-
-def constant(value: float) -> Callable[[Any, tuple[int, ...]], Any]:
-    """A function for `Param.first` that sets every element to `value`."""
-    return lambda random, shape: np.full(shape, value)
-
-
-def unsized() -> Any:
-    """The field of a layer that holds the size of its input, by keyword only; None until `sized` knows it."""
-    return field(default=None, kw_only=True)
-
-
-def later(default: Any, kw_only: bool = True) -> Any:
-    """A field that the layer of an earlier version did not have.
-
-    What a file says of a network leaves it out where it is `default` (`description.as_data`), so that older files, and the digests by which a run
-    knows its network, stay what they are.
-    """
-    return field(default=default, kw_only=kw_only, metadata={"later": True})
-
-
-def counts(layer: Any, *names: str, least: int = 1) -> None:
-    """Raise UsageError unless the fields `names` of `layer` are whole numbers, or pairs of them, of at least `least`; None is no number yet."""
-    for name in names:
-        value = getattr(layer, name)
-        for each in value if isinstance(value, tuple) else (value,):
-            if value is not None and (isinstance(each, bool) or not isinstance(each, int) or each < least):
-                raise UsageError(f"{type(layer).__name__} needs a whole number of at least {least} as {name}, got {value!r}")
-        if isinstance(value, tuple) and len(value) != 2:
-            raise UsageError(f"{type(layer).__name__} takes one {name} or a pair, got {value!r}")
-
-
-def pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else value
-
-
-def images(x: Buf, scope: str) -> tuple[int, int, int, int]:
-    """x's shape; raises ShapeError if x is no batch of images."""
-    if len(x.shape) != 4:
-        raise ShapeError(f"{scope} takes images (N, C, H, W), got {x.shape}")
-    n, c, h, w = x.shape
-    return n, c, h, w
-
-
-def fitting(scope: str, x: Buf, make: Any) -> Any:
-    """The result of `make()`; its error names the layer and its input if the shape does not fit."""
-    try:
-        return make()
-    except ValueError as error:
-        raise ShapeError(f"{scope}: {error} (its input is {x.shape})") from None
-
-
-def _even(value: Any) -> Any:
-    """A pair, or four, of one number as that number; lists, as files have them, as tuples."""
-    made = tuple(value) if isinstance(value, list | tuple) else value
-    return made[0] if isinstance(made, tuple) and len(made) in (2, 4) and len(set(made)) == 1 else made
-
-
-def _check_padding(layer: Any) -> None:
-    """Raise UsageError unless the padding of `layer` is a whole number of at least 0, or two, or four of them."""
-    sides = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,)
-    if len(sides) == 1:
-        counts(layer, "padding", least=0)
-    elif len(sides) not in (2, 4) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sides):
-        kind = type(layer).__name__
-        raise UsageError(f"{kind} takes one padding of at least 0, a pair, or (top, bottom, left, right), got {layer.padding!r}")
-
-
-def sides_of(padding: int | tuple[int, ...]) -> tuple[int, int, int, int]:
-    """A padding as (top, bottom, left, right)."""
-    sides = padding if isinstance(padding, tuple) else (padding,) * 2
-    top, bottom, left, right = sides if len(sides) == 4 else (sides[0], sides[0], sides[1], sides[1])
-    return top, bottom, left, right
+from nbcnn.nn.convolve import check_padding, conv_by_engine, convolved, even, sides_of
+from nbcnn.nn.convolve import padded_images as padded_images
+from nbcnn.nn.graphs import Layer
+from nbcnn.nn.layer import Built, NoParams, Param, counts, fitting, images, known, later, linear_map, pair, parameters, sized, states, unsized
+from nbcnn.nn.layer import constant as constant
+from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named, trace
+from nbcnn.plan.shapes import ConvShape, numel
 
 
 @dataclass(frozen=True)
@@ -121,7 +30,7 @@ class Conv2d(Layer):
     where `groups` is in_channels (depthwise). `in_channels` None is the input's. Parameters: weight (out_channels, in_channels/groups, R, S) and bias
     (out_channels,). The engines of a mode compute what has one stride, where borders are uneven of a padded copy, depthwise kernels what has one
     channel a group, and a general kernel, which is many times slower, the rest.
-    Raises UsageError for sizes below 1, a negative padding, or groups that divide not, and, when the network is built, ShapeError where the window
+    Raises UsageError for sizes below 1, a negative padding, or groups that do not divide, and, when the network is built, ShapeError where the window
     does not fit.
 
     Example, which keeps height and width:
@@ -145,9 +54,9 @@ class Conv2d(Layer):
         if isinstance(self.kernel_size, list):
             object.__setattr__(self, "kernel_size", tuple(self.kernel_size))
         for name in ("stride", "padding", "dilation"):
-            object.__setattr__(self, name, _even(getattr(self, name)))
+            object.__setattr__(self, name, even(getattr(self, name)))
         counts(self, "out_channels", "kernel_size", "stride", "dilation", "groups", "in_channels")
-        _check_padding(self)
+        check_padding(self)
         if self.out_channels % self.groups or (self.in_channels or 0) % self.groups:
             raise UsageError(f"Conv2d needs groups that divide its channels, got {self.in_channels} → {self.out_channels} in {self.groups} groups")
 
@@ -184,7 +93,7 @@ class Conv2d(Layer):
     def build(self, tape: Tape, x: Buf, scope: str, emit: Callable[..., None] | None = None) -> Built:
         """`emit` records the forward pass of what is not general, and may make another op of it."""
         if not self.general:
-            return _conv(self, tape, x, scope, self.shape(x, scope), emit)
+            return conv_by_engine(self, tape, x, scope, self.shape(x, scope), emit)
         self._taken(x, scope)
         return convolved(self, tape, x, scope, pair(self.kernel_size), pair(self.stride), pair(self.dilation), self.borders)
 
@@ -201,7 +110,7 @@ class ConvTranspose2d(Layer):
     both numbers of channels: each group of filters reads and makes its own. `in_channels` None is the input's. Parameters: weight (in_channels,
     out_channels/groups, R, S) and bias (out_channels,). The engines of a mode compute what has one group, no dilation, one stride and one padding;
     one general kernel for all modes computes the rest. Raises UsageError for sizes below 1, a negative padding, an output_padding that is too large,
-    or groups that divide not, and, when the network is built, ShapeError where nothing is left.
+    or groups that do not divide, and, when the network is built, ShapeError where nothing is left.
 
     Example, which doubles height and width:
         >>> import numpy as np, nbcnn
@@ -225,10 +134,10 @@ class ConvTranspose2d(Layer):
         if isinstance(self.kernel_size, list):
             object.__setattr__(self, "kernel_size", tuple(self.kernel_size))
         for name in ("stride", "padding", "output_padding", "dilation"):
-            object.__setattr__(self, name, _even(getattr(self, name)))
+            object.__setattr__(self, name, even(getattr(self, name)))
         counts(self, "out_channels", "kernel_size", "stride", "dilation", "groups", "in_channels")
         counts(self, "output_padding", least=0)
-        _check_padding(self)
+        check_padding(self)
         if any(more >= step for more, step in zip(pair(self.output_padding), pair(self.stride), strict=True)):
             raise UsageError(f"ConvTranspose2d needs an output_padding below its stride, got {self.output_padding} and {self.stride}")
         if self.out_channels % self.groups or (self.in_channels or 0) % self.groups:
@@ -335,105 +244,8 @@ class Linear(Layer):
         if x.shape[1:] != (self.in_features,):
             raise ShapeError(f"{scope} takes (N, {self.in_features}), got {x.shape}; Flatten makes vectors of images")
         n = x.shape[0]
-        y, backward = _conv(self, tape, x.reshaped((*x.shape, 1, 1)), scope, ConvShape(n, known(self), 1, 1, self.out_features, 1, 1))
+        y, backward = conv_by_engine(self, tape, x.reshaped((*x.shape, 1, 1)), scope, ConvShape(n, known(self), 1, 1, self.out_features, 1, 1))
         return y.reshaped((n, self.out_features)), lambda dy: backward(dy.reshaped(y.shape)).reshaped(x.shape)
-
-
-def _conv(layer: Any, tape: Tape, x: Buf, scope: str, shape: ConvShape, emit: Callable[..., None] | None = None) -> Built:
-    """Record the convolution `shape` of `x` with `layer`'s parameters; the forward pass by `emit`, if there is one."""
-    params = layer.params()
-    weight = tape.param(scope, "weight", params["weight"].shape)
-    biases = [tape.param(scope, "bias", params["bias"].shape)] if layer.bias else []
-    w = weight.reshaped(shape.w_shape)
-    y = tape.temp(f"{scope}.y", shape.y_shape)
-    geometry = {"stride": shape.stride, "pad": shape.pad}
-    (emit or tape.emit)("conv_fprop", [x, w, *biases], [y], scope, **geometry)
-
-    def backward(dy: Buf) -> Buf:
-        dw = tape.grad(weight).reshaped(shape.w_shape)
-        tape.emit("conv_wgrad", [x, dy], [dw, *(tape.grad(b) for b in biases)], scope, **geometry)
-        dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("conv_dgrad", [dy, w], [dx], scope, **geometry)
-        return dx
-
-    return y, backward
-
-
-def convolved(
-    layer: Any,
-    tape: Tape,
-    x: Buf,
-    scope: str,
-    window: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    borders: tuple[int, int, int, int],
-) -> Built:
-    """Record the convolution of images `x` with the parameters of `layer`, which has `out_channels`, `groups` and `bias`.
-
-    An engine of the mode computes it where it has one group, one stride, no dilation and at most `MOST_TAPS` taps along an axis; else the ops that
-    take everything (`ops/conv/grouped.py`).
-    """
-    n, c, h, w = images(x, scope)
-    by_engine = layer.groups == 1 and dilation == (1, 1) and stride[0] == stride[1] and max(window) <= MOST_TAPS
-    if any(borders) and (by_engine or (layer.groups < c and len(set(borders)) > 1)):
-        # A padded copy costs two passes over the image; an engine without it many times the products, or a kernel that is many times slower.
-        whole, back = padded_images(tape, x, borders, scope)
-        y, inner = convolved(layer, tape, whole, scope, window, stride, dilation, (0, 0, 0, 0))
-        return y, lambda dy: back(inner(dy))
-    if by_engine:
-        return _conv(layer, tape, x, scope, fitting(scope, x, lambda: ConvShape(n, c, h, w, layer.out_channels, *window, stride[0], 0)))
-    top, bottom, left, right = borders
-    extent = (h + top + bottom, w + left + right)
-    out = [fitting(scope, x, lambda at=at: window_extent(extent[at], dilation[at] * (window[at] - 1) + 1, stride[at])) for at in (0, 1)]
-    params = layer.params()
-    weight = tape.param(scope, "weight", params["weight"].shape)
-    filters = (*params["weight"].shape[:2], *window)
-    biases = [tape.param(scope, "bias", params["bias"].shape)] if layer.bias else []
-    y = tape.temp(f"{scope}.y", (n, layer.out_channels, *out))
-    attrs = {"groups": layer.groups, "stride": stride, "dilation": dilation, "pad": (top, left)}
-    tape.emit("gconv_fprop", [x, weight.reshaped(filters), *biases], [y], scope, **attrs)
-
-    def backward(dy: Buf) -> Buf:
-        gradients = [tape.grad(weight).reshaped(filters), *(tape.grad(b) for b in biases)]
-        tape.emit("gconv_wgrad", [x, dy], gradients, scope, **attrs)
-        dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("gconv_dgrad", [dy, weight.reshaped(filters)], [dx], scope, **attrs)
-        return dx
-
-    return y, backward
-
-
-def padded_images(tape: Tape, x: Buf, sides: tuple[int, ...], scope: str, value: float = 0.0) -> Built:
-    """Record images with `value` around them; `sides` are (top, bottom, left, right), and a negative one crops."""
-    (n, c, h, w), (top, bottom, left, right) = images(x, scope), sides
-    y, attrs = tape.temp(f"{scope}.padded", (n, c, h + top + bottom, w + left + right)), {"top": top, "left": left}
-    tape.emit("pad_fprop", [x], [y], scope, **attrs, value=float(value))
-
-    def backward(dy: Buf) -> Buf:
-        dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("pad_dgrad", [dy], [dx], scope, **attrs)
-        return dx
-
-    return y, backward
-
-
-class NoParams(Layer):
-    def params(self) -> dict[str, Param]:
-        return {}
-
-
-def linear_map(tape: Tape, x: Buf, scope: str, op: str, shape: tuple[int, ...], **attrs: Any) -> Built:
-    """y = A x with a constant A: dx = Aᵀ dy needs nothing from the forward pass."""
-    y = tape.temp(f"{scope}.y", shape)
-    tape.emit(f"{op}_fprop", [x], [y], scope, **attrs)
-
-    def backward(dy: Buf) -> Buf:
-        dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit(f"{op}_dgrad", [dy], [dx], scope, **attrs)
-        return dx
-
-    return y, backward
 
 
 @dataclass(frozen=True)
@@ -507,50 +319,3 @@ def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
     dx = tape.temp(f"{scope}.dx", inner.shape)
     tape.emit("add", [inner, dy], [dx], scope)
     return dx
-
-
-def parameters(layers: Sequence[Any]) -> dict[str, Param]:
-    """All parameters of a list of layers under their full names (conv1.weight, residual1.conv1.bias, …)."""
-    made: dict[str, Param] = {}
-    for name, layer in named(layers):
-        made.update({f"{name}.{inner}": param for inner, param in layer.params().items()})
-    return made
-
-
-def states(layers: Sequence[Any]) -> dict[str, Param]:
-    """All states of a list of layers, which training updates in place (running statistics), under full names like parameters."""
-    made: dict[str, Param] = {}
-    for name, layer in named(layers):
-        own = layer.state() if hasattr(layer, "state") else {}
-        made.update({f"{name}.{inner}": state for inner, state in own.items()})
-    return made
-
-
-def known(layer: Any) -> int:
-    """The size of the layer's input. Raises UsageError if it was left out and nothing has filled it in."""
-    size = getattr(layer, layer.size_of_input)
-    if size is None:
-        raise UsageError(f"{type(layer).__name__} does not know its {layer.size_of_input} yet: build the network for a shape first, or give it")
-    return int(size)
-
-
-def sized(layers: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """A list of `layers`, or a graph, with the sizes of inputs filled in, for examples of `shape`: (C, H, W), (F,) or (F, L). A loss stays as it is.
-
-    Raises UsageError for no layers, or a loss that is not the last of them; ShapeError if a layer does not take what it gets.
-    """
-    if isinstance(layers, Graph):
-        return layers.sized(shape)
-    if not [layer for layer in layers if not hasattr(layer, "needs_labels")]:
-        raise UsageError("a network needs at least one layer besides its loss")
-    early = [at for at, layer in enumerate(layers[:-1]) if hasattr(layer, "needs_labels")]
-    if early:
-        raise UsageError(f"the loss {type(layers[early[0]]).__name__} is layer {early[0] + 1} of {len(layers)}: a loss must be the last")
-    made, x, tape = [], Buf("x", (1, *shape)), Tape(training=False)
-    for name, layer in named(layers):
-        if hasattr(layer, "needs_labels"):
-            made.append(layer)
-            continue
-        made.append(filled(layer, x, name))
-        x, _ = made[-1].build(tape, x, name)
-    return made

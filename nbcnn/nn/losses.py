@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import NoParams, later
+from nbcnn.nn.layer import NoParams, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 
 

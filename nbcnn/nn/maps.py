@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import reshape
-from nbcnn.nn.layers import Built, NoParams, images
+from nbcnn.nn.layer import Built, NoParams, images
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
 

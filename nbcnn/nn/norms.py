@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import Layer
-from nbcnn.nn.layers import Built, NoParams, Param, constant, counts, images, known, unsized
+from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
 from nbcnn.plan.shapes import numel
 

@@ -237,7 +237,7 @@ class _Optimizer:
 
     clip_norm     first the whole gradient is scaled down to this Euclidean norm if it is longer.
     clip_value    then every gradient element is cut to [−clip_value, clip_value].
-    weight_decay  last, weight_decay · w is added to the gradient of the parameters that decay (`nbcnn.nn.layers.Param`).
+    weight_decay  last, weight_decay · w is added to the gradient of the parameters that decay (`nbcnn.nn.layer.Param`).
     """
 
     lr: float | Schedule | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.nn.layers import Param
+from nbcnn.nn.layer import Param
 from nbcnn.plan.shapes import numel
 
 _ALIGN = 64

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import Built, NoParams, counts, fitting, images, later, linear_map, pair
+from nbcnn.nn.layer import Built, NoParams, counts, fitting, images, later, linear_map, pair
 from nbcnn.plan.graph import Buf, Tape
 from nbcnn.plan.shapes import numel, pooled_extent
 

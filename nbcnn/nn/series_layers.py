@@ -1,4 +1,4 @@
-"""This module defines the layers of series (N, C, L); `layers.py` says what a layer is.
+"""This module defines the layers of series (N, C, L); `layer.py` says what a layer is.
 
 `nbcnn train --model s4convd` trains networks of series; `nbcnn.Model` takes images and vectors. So the examples here use `nbcnn.run.net.Net`.
 """
@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.convolve import convolved
 from nbcnn.nn.graphs import Layer, reshape
-from nbcnn.nn.layers import Built, NoParams, Param, convolved, counts, known, linear_map, unsized
+from nbcnn.nn.layer import Built, NoParams, Param, counts, known, linear_map, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
 
@@ -40,7 +41,7 @@ class Conv1d(Layer):
     `in_channels` None is the input's. Parameters: weight (out_channels, in_channels/groups, kernel_size) and bias (out_channels,). It is computed
     as a 2-D convolution of images one pixel wide, into which modes that store images channels last transpose the series. `PointwiseConv1d` and
     `DepthwiseConv1d` have kernels of their own for what they do.
-    Raises UsageError for sizes below 1, a negative padding, or groups that divide not, and, when the network is built, ShapeError where the window
+    Raises UsageError for sizes below 1, a negative padding, or groups that do not divide, and, when the network is built, ShapeError where the window
     does not fit, or for what is no series.
 
     Example:

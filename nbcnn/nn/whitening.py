@@ -16,7 +16,7 @@ import numpy as np
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.activations import Elementwise
 from nbcnn.nn.graphs import Layer
-from nbcnn.nn.layers import Built, Param, constant, counts, images, known, unsized
+from nbcnn.nn.layer import Built, Param, constant, counts, images, known, unsized
 from nbcnn.nn.optim import FROZEN, Factor
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named
 from nbcnn.plan.shapes import ConvShape, numel

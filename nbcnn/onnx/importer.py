@@ -1,6 +1,6 @@
 """This module makes an `nbcnn.Model` of an ONNX file: it walks over the nodes in order, computes constants, and calls layers on what examples become.
 
-A node that cannot be taken does not end the walk: what reads it is left out, and all reasons are told together.
+A node that cannot be taken does not end the walk: what reads it is left out, and one error names all reasons.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nbcnn.nn import description
 from nbcnn.nn.activations import LogSoftmax, Scale
 from nbcnn.nn.graphs import Graph, Input, Value
 from nbcnn.nn.losses import SoftmaxCrossEntropy
-from nbcnn.onnx import elementwise, layers, norms  # noqa: F401  # they enter their ops, as shapes does
+from nbcnn.onnx import elementwise, norms, products, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
 from nbcnn.onnx.constants import FOLDED, folded
 from nbcnn.onnx.errors import OnnxError, Unsupported, UnsupportedNodes, onnx_package
 from nbcnn.onnx.files import File, initialisers, label, read
@@ -80,13 +80,13 @@ def imported(
     known = model.net.params.as_dict()
     model.net.params.load_dict(known | walk.arrays(graph))
     forms = notes.get("forms") or [Form(shape, scale=(0.0, 1.0)) for shape in graph.inputs]
-    told = [replace(each, shape=shape) for each, shape in zip(forms, graph.inputs, strict=True)]
-    model.learn(told[0] if len(told) == 1 else Forms(tuple(told)))
+    known_forms = [replace(each, shape=shape) for each, shape in zip(forms, graph.inputs, strict=True)]
+    model.learn(known_forms[0] if len(known_forms) == 1 else Forms(tuple(known_forms)))
     return Imported(model, walk.inputs, walk.outputs, walk.labels)
 
 
 def _notes(file: File, inputs: int) -> dict[str, Any]:
-    """What `to_onnx` wrote beside the graph: loss, classes, forms of examples. What is not as it writes it is left out."""
+    """What `to_onnx` wrote beside the graph: loss, classes, forms of examples. Raises OnnxError for notes that it cannot have written."""
     from nbcnn.files import document
 
     said = {each.key.removeprefix("nbcnn."): each.value for each in file.model.metadata_props if each.key.startswith("nbcnn.")}

@@ -10,8 +10,8 @@ import numpy as np
 from nbcnn.nn.activations import Abs, Clip, LogSoftmax, Softmax
 from nbcnn.nn.norms import BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm
 from nbcnn.onnx.errors import Unsupported
-from nbcnn.onnx.layers import mean_over, sum_over
 from nbcnn.onnx.node import Node, op
+from nbcnn.onnx.reductions import mean_over, sum_over
 from nbcnn.onnx.rows import Windows
 from nbcnn.onnx.values import Val
 from nbcnn.plan.shapes import numel

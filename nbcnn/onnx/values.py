@@ -44,7 +44,7 @@ class Val:
 
 def natural(dims: Dims) -> Dims:
     """The shape of a graph's value for an example of `dims`: images and vectors as they are, (C, L) as one row, others as vectors."""
-    if len(dims) == 3 or (len(dims) == 1 and dims):
+    if len(dims) in (1, 3):
         return dims
     return (dims[0], 1, dims[1]) if len(dims) == 2 else (numel(dims),)
 
@@ -163,12 +163,15 @@ class Sheet:
         return Val(self.call(layer, [self.shaped(each, shape) for each in whole]), dims)
 
     def sum(self, values: Sequence[Val]) -> Val:
+        """The sum of values, which are repeated to one shape."""
         return self.joined(Add(), values) if len(values) > 1 else values[0]
 
     def product(self, a: Val, b: Val) -> Val:
+        """a·b, element by element, repeated to one shape."""
         return self.joined(Mul(), [a, b])
 
     def scaled(self, x: Val, factor: float = 1.0, shift: float = 0.0) -> Val:
+        """factor·x + shift."""
         before = x.value.layer
         if factor == 1 and isinstance(before, Scale) and not before.shift:
             # What only adds is one layer with what only multiplies before it.
@@ -176,6 +179,7 @@ class Sheet:
         return x if factor == 1 and shift == 0 else self.alike(Scale(float(factor), float(shift)), x)
 
     def power(self, x: Val, exponent: float) -> Val:
+        """x to the power of `exponent`."""
         return x if exponent == 1 else self.alike(Power(float(exponent)), x)
 
     def affine(self, x: Val, weight: np.ndarray | None, bias: np.ndarray | None, names: Sequence[str] = ()) -> Val:

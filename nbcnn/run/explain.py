@@ -7,7 +7,7 @@ from typing import Any
 
 from nbcnn.gpu.device import Ceilings
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.layers import parameters, sized
+from nbcnn.nn.layer import parameters, sized
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
 from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named
 from nbcnn.plan.shapes import numel

@@ -17,7 +17,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import Graph, pack, unpack, wired
-from nbcnn.nn.layers import parameters, sized, states
+from nbcnn.nn.layer import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, merge_sums, trace_nodes

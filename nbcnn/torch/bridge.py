@@ -23,7 +23,8 @@ from nbcnn.gpu.device import Gpu, Host
 from nbcnn.gpu.driver import Array
 from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.layers import Residual, parameters, sized, states
+from nbcnn.nn.layer import parameters, sized, states
+from nbcnn.nn.layers import Residual
 from nbcnn.nn.params import INITS, ParameterLayout
 from nbcnn.plan.graph import named
 from nbcnn.run.function import BACKWARD, FORWARD, PARAMETERS, Function

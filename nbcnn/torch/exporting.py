@@ -6,18 +6,20 @@ weights go over as a state dict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from nbcnn.files.errors import UsageError
+from nbcnn.model.files import COUNTERS
 from nbcnn.nn.activations import ELU, GELU, HardSwish, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softmax, Swish, Tanh
 from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
 from nbcnn.nn.graphs import wired
 from nbcnn.nn.joins import Add, Concat, Mul, Pad, Reshape
-from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual, pair
+from nbcnn.nn.layer import pair
+from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm, InstanceNorm2d, LayerNorm
 from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, Upsample2d
 from nbcnn.plan.graph import layer_of
@@ -29,8 +31,16 @@ def exported(model: Any) -> fx.GraphModule:
     """See `nbcnn.torch.to_module`."""
     if not hasattr(model, "net"):
         raise UsageError(f"to_module takes a nbcnn.Model, got {type(model).__name__}")
+    return filled(module_of(model.net.body), state_dict(model)).eval()
+
+
+def module_of(layers: Any) -> fx.GraphModule:
+    """The module of `layers`, a list or a graph without loss whose sizes are known, in training mode with PyTorch's first weights.
+
+    Raises Unsupported, which names every layer that has no counterpart.
+    """
     writing = _Writing()
-    whole = wired(model.net.body)
+    whole = wired(layers)
     values: dict[int, fx.Node] = {}
     for at in range(whole.inputs):
         values[at] = writing.graph.placeholder("x" if whole.inputs == 1 else f"x{at + 1}")
@@ -40,11 +50,15 @@ def exported(model: Any) -> fx.GraphModule:
         raise Unsupported("PyTorch has no counterpart of these layers", list(dict.fromkeys(writing.problems)))
     made = [values[at] for at in whole.outputs]
     writing.graph.output(made[0] if len(made) == 1 else tuple(made))
-    module = fx.GraphModule(writing.root, writing.graph, "Nbcnn")
-    missing, unexpected = module.load_state_dict(state_dict(model), strict=False)
-    if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
+    return fx.GraphModule(writing.root, writing.graph, "Nbcnn")
+
+
+def filled(module: fx.GraphModule, state: Mapping[str, Tensor]) -> fx.GraphModule:
+    """`module` with the parameters and states of its layers, by name."""
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    if unexpected or any(not name.endswith(COUNTERS) for name in missing):
         raise AssertionError(f"a handler has other names than its layer: {missing} {unexpected}")
-    return module.eval()
+    return module
 
 
 class _Writing:
@@ -69,10 +83,14 @@ class _Writing:
         home, last = home_of(self.root, name)
         if not hasattr(home, last):
             home.add_module(last, MODULES[type(layer)](layer))
-        if isinstance(layer, Conv2d) and layer.borders[::2] != layer.borders[1::2]:
-            # nn.Conv2d pads both sides of an axis alike.
+        # PyTorch's convolutions pad both sides of an axis alike.
+        uneven = isinstance(layer, Conv2d | ConvTranspose2d) and layer.borders[::2] != layer.borders[1::2]
+        if uneven and isinstance(layer, Conv2d):
             reads = [_pad(self.graph, Pad(layer.borders), reads)]
-        return self.graph.call_module(name, tuple(reads))
+        made = self.graph.call_module(name, tuple(reads))
+        if uneven and isinstance(layer, ConvTranspose2d):
+            made = _pad(self.graph, Pad(tuple(-side for side in layer.borders)), [made])
+        return made
 
 
 class EvoNormS0Module(nn.Module):
@@ -118,11 +136,22 @@ class EvoNormB0Module(nn.Module):
         return gamma * x / torch.maximum(torch.sqrt(variance + self.eps).view(1, -1, 1, 1), v * x + own) + beta
 
 
-def _conv(layer: Conv2d) -> nn.Module:
+def _padding(layer: Conv2d | ConvTranspose2d) -> tuple[int, int]:
+    """The padding of rows and columns that the module has; (0, 0) where a pad stands before it, or a crop behind it."""
     top, bottom, left, right = layer.borders
-    padding = (top, left) if (top, left) == (bottom, right) else (0, 0)  # else a pad stands before it
+    return (top, left) if (top, left) == (bottom, right) else (0, 0)
+
+
+def _conv(layer: Conv2d) -> nn.Module:
     window, stride, dilation = pair(layer.kernel_size), pair(layer.stride), pair(layer.dilation)
-    return nn.Conv2d(layer.in_channels, layer.out_channels, window, stride, padding, dilation, layer.groups, layer.bias)
+    return nn.Conv2d(layer.in_channels, layer.out_channels, window, stride, _padding(layer), dilation, layer.groups, layer.bias)
+
+
+def _transposed(layer: ConvTranspose2d) -> nn.Module:
+    window, stride, more, dilation = map(pair, (layer.kernel_size, layer.stride, layer.output_padding, layer.dilation))
+    return nn.ConvTranspose2d(
+        layer.in_channels, layer.out_channels, window, stride, _padding(layer), more, layer.groups, layer.bias, dilation=dilation
+    )
 
 
 def _resize(layer: Resize) -> nn.Module:
@@ -132,9 +161,7 @@ def _resize(layer: Resize) -> nn.Module:
 
 MODULES: dict[type, Callable[[Any], nn.Module]] = {
     Conv2d: _conv,
-    ConvTranspose2d: lambda each: nn.ConvTranspose2d(
-        each.in_channels, each.out_channels, pair(each.kernel_size), each.stride, each.padding, each.output_padding, bias=each.bias
-    ),
+    ConvTranspose2d: _transposed,
     Linear: lambda each: nn.Linear(each.in_features, each.out_features, each.bias),
     Flatten: lambda each: nn.Flatten(),
     BatchNorm2d: lambda each: nn.BatchNorm2d(each.channels, each.eps, each.momentum),

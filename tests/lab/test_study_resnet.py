@@ -1,4 +1,4 @@
-"""Tests of `study resnet`: its recipe is that of train.py, both sides train by it, and what it says of them."""
+"""Tests of `study resnet`: its recipe is that of train.py, ours trains by it, and what it says. Its peer has tests/pytorch/test_twin.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from scripts import exits
 
 from nbcnn.__main__ import main
 from nbcnn.cli.recipes import RECIPES
-from nbcnn.datasets import Dataset
 from nbcnn.lab.studies import resnet
-from nbcnn.nn.layers import parameters, sized
-from nbcnn.nn.models import resnet18
 
 
 def test_the_recipe_is_that_of_train():
@@ -63,20 +60,3 @@ def test_ours_trains_on_a_cpu(tmp_path, capsys):
     assert (row["form"], row["epochs"], row["data"]) == ("nbcnn cpu fp32", 1, "digits")
     assert math.isfinite(row["train_loss"])
     assert json.loads((tmp_path / "rows.json").read_text()) == [row]
-
-
-@pytest.mark.full
-def test_the_twin_is_the_same_network_and_trains():
-    pytest.importorskip("torch")
-    from nbcnn.lab.peers import resnet as peer
-
-    made = peer.network(3, 10)
-    own = parameters(sized(resnet18(), (3, 32, 32)))
-    assert sorted(tuple(each.shape) for each in made.parameters()) == sorted(param.shape for param in own.values())
-    random = np.random.default_rng(0)
-    images, labels = random.integers(0, 256, (20, 3, 16, 16), np.uint8), np.arange(20, dtype=np.int32) % 2
-    data = Dataset("noise", "noise", images, labels, images, labels, ("a", "b"))
-    recipe = resnet.recipe_of(RECIPES["resnet"] | {"batch": 8}, 20, 2)
-    row = peer.train(data, recipe, form="eager", device="cpu", filters=2)
-    assert 0 <= row["accuracy"] <= 1
-    assert (row["epochs"], row["form"]) == (2, "PyTorch eager")

@@ -36,14 +36,14 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 with torchvision's names; `width` channels in the first stage, 64 in the original."""
+    """ResNet-18 with torchvision's names; `width` channels in the first stage, 64 in the original; `pooled` behind the first convolution."""
 
-    def __init__(self, width=64, classes=10, stem=3):
+    def __init__(self, width=64, classes=10, stem=3, pooled=True):
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, stem, 1 if stem == 3 else 2, stem // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if pooled else nn.Identity()
         sizes = [width, width, 2 * width, 4 * width, 8 * width]
         for at in range(1, 5):
             stride = 1 if at == 1 else 2

@@ -60,7 +60,11 @@ LISTS = {
         Conv2d(6, 3, padding=(0, 1, 2, 1)),
         Conv2d(6, 3, padding=2, dilation=2, groups=3, bias=False),
     ],
-    "transposed": [ConvTranspose2d(5, 3, 2, 1, 1), ReLU()],
+    "transposed": [
+        ConvTranspose2d(6, 3, 2, 1, 1),
+        ConvTranspose2d(4, (3, 2), (2, 1), (0, 1, 1, 0), (1, 0), groups=2),
+        ConvTranspose2d(3, 2, dilation=(2, 1), bias=False),
+    ],
     "norms": [BatchNorm2d(), GroupNorm(2), InstanceNorm2d(affine=True), InstanceNorm2d(), LayerNorm()],
     "evonorms": [EvoNormS0(groups=2), EvoNormB0()],
     "activations": [

@@ -41,6 +41,7 @@ MODULES = [
     (nn.Conv2d(4, 6, (4, 3), padding="same"), IMAGE),
     (nn.Conv2d(4, 6, 3, padding="valid"), IMAGE),
     (nn.ConvTranspose2d(4, 5, 3, 2, 1, 1), IMAGE),
+    (nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), (1, 0), (1, 2), groups=2, dilation=(2, 1)), IMAGE),
     (nn.Linear(10, 7), VECTOR),
     (nn.Linear(10, 7, bias=False), VECTOR),
     (nn.BatchNorm2d(4), IMAGE),

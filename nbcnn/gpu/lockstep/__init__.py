@@ -12,5 +12,7 @@ are gathers, and what a warp asks of memory in one instruction is there to be co
     instructions  the PTX instructions that can be simulated
     launch        a launch, a group of blocks after the other
     check         races, out-of-bounds and uninitialised accesses, and what memory is asked for
+    watched       the arrays that show their accesses to it
+    findings      what it gives: faults, and reports of launches
     host          device arrays and events of the host's side
 """

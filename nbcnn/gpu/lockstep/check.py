@@ -10,9 +10,6 @@
 A *race* is two accesses of one byte by two threads, one of them a write, that nothing puts in an order. In a block `syncthreads` does, in a warp
 `syncwarp`; between blocks a fence (`threadfence`) behind the write, an atomic update behind the fence, and one of the reader behind that. Messages
 between blocks (`nbcnn.ops.ptx.grid`) are not looked at.
-
-A *request* is one instruction of one warp. Global memory serves it by sectors of 32 bytes, shared memory by banks of 4 bytes: as many passes as the
-busiest bank has different words. Compiled code may have fewer requests: registers keep what the source loads twice.
 """
 
 from __future__ import annotations
@@ -22,90 +19,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.lockstep.findings import Fault, Found, LaunchReport, Line
 from nbcnn.gpu.lockstep.lanes import active, lane_array, now
 from nbcnn.gpu.lockstep.launch import WARP, Launching, watchers
-from nbcnn.gpu.lockstep.numbers import cast
-from nbcnn.gpu.lockstep.storage import Faulty, Global, Memory, Shared
+from nbcnn.gpu.lockstep.storage import Faulty
+from nbcnn.gpu.lockstep.watched import WatchedGlobal, WatchedShared
 
 SECTOR, BANKS, BANK = 32, 32, 4
 _NOBODY, _MANY = -1, -2
 _HERE = os.path.dirname(__file__)
 _PTX = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "ops", "ptx")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something wrong: `kind` is a key of KINDS, `line` is file:number of the statement, `text` says who does what."""
-
-    kind: str
-    line: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.line}: {KINDS[self.kind]}: {self.text}"
-
-
-KINDS = {
-    "race": "a race",
-    "race between blocks": "a race between blocks",
-    "out of bounds": "an access out of bounds",
-    "uninitialised": "shared memory is read before it is written",
-    "uninitialised local": "a local array is read before it is written",
-    "barrier": "a barrier that not all threads of the block reach",
-    "shuffle": "a shuffle asks a lane that takes no part",
-    "misaligned": "a misaligned address",
-}
-
-
-@dataclass
-class Line:
-    """What one line of a kernel asks of one kind of memory: `what` is "global load", "shared store" and so on."""
-
-    line: str
-    what: str
-    requests: int = 0
-    bytes: int = 0
-    """Bytes that threads ask for."""
-    passes: int = 0
-    """Sectors of global memory, passes of shared memory."""
-    least: int = 0
-    """Passes that would do if the threads' bytes lay side by side."""
-
-
-@dataclass
-class LaunchReport:
-    """What one launch did."""
-
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared: int = 0
-    """Bytes of shared memory of a block."""
-    barriers: int = 0
-    """Barriers that the first block passes."""
-    shuffles: int = 0
-    """Shuffles of all warps."""
-    lines: list[Line] = field(default_factory=list)
-
-    def total(self, what: str, of: str) -> int:
-        """The sum of a field over the lines whose `what` begins so."""
-        return sum(getattr(line, of) for line in self.lines if line.what.startswith(what))
-
-
-@dataclass
-class Found:
-    """What `checking` gives: filled while its block runs."""
-
-    faults: list[Fault] = field(default_factory=list)
-    launches: list[LaunchReport] = field(default_factory=list)
-
-    def kinds(self) -> set[str]:
-        return {fault.kind for fault in self.faults}
 
 
 class _Shadow:
@@ -134,6 +61,7 @@ class Watch:
     # -- a launch
 
     def begins(self, launching: Launching, function: Any, args: tuple[Any, ...]) -> None:
+        """A launch begins: its arrays are watched ones, and nobody has read or written anything."""
         launching.make_global = lambda array, name="": WatchedGlobal(self, array, name)
         launching.make_shared = lambda rows, shape, dtype: WatchedShared(self, rows, shape, dtype)
         launching.watch = self
@@ -166,6 +94,7 @@ class Watch:
         self.fault(error.kind, str(error), line)
 
     def ends(self) -> None:
+        """The launch has ended: its lines stand in the order of the source."""
         self.report.lines = sorted(
             self._lines.values(), key=lambda line: (line.line.rpartition(":")[0], int(line.line.rpartition(":")[2]), line.what)
         )
@@ -188,6 +117,7 @@ class Watch:
     # -- barriers, shuffles, atomics
 
     def barrier(self) -> None:
+        """Active lanes are at a barrier of their blocks; a fault if a thread that still runs is not."""
         block, epoch = now.block, self._epoch()
         here = np.ones(now.lanes, np.bool_) if now.mask is None else now.mask
         alive = np.ones(now.lanes, np.bool_) if block.exits is None or block.exits.gone is None else ~block.exits.gone
@@ -199,15 +129,18 @@ class Watch:
         epoch += come > 0
 
     def warp_barrier(self) -> None:
+        """Active lanes are at a barrier of their warps."""
         self._epoch()
         self.warp_epochs[np.unique(now.block.warp[active()])] += 1
 
     def fence(self) -> None:
+        """Active lanes make what their blocks have written visible to other blocks."""
         blocks = np.unique(now.block.first + now.block.number[active()])
         self.clock += 1
         self.fenced[blocks] = self.clock
 
     def shuffle(self, index: np.ndarray) -> None:
+        """Every active lane reads a register of lane `index`; a fault if that one is not active."""
         self._epoch()
         lanes = active()
         self.report.shuffles += len(np.unique(now.block.warp[lanes]))
@@ -331,17 +264,11 @@ class Watch:
             return
         i, byte = (int(part[0]) for part in np.nonzero(wrong))
         thread = int(other[i, byte])
-        whose = "several threads" if thread < 0 else self._whose(thread)
+        whose = "several threads" if thread < 0 else self.launching.whose(*divmod(thread, now.block.threads))
         verb = "reads" if does == "read" else "writes"
         self.fault(
             kind, f"{now.block.whose(int(lanes[i]))} {verb} element {at[i]} of {_called(array)}, {was} by {whose}; nothing puts the two in an order"
         )
-
-    def _whose(self, thread: int) -> str:
-        block, own = divmod(thread, now.block.threads)
-        x, y, _ = self.launching.block
-        p, q, _ = self.launching.grid
-        return f"thread ({own % x}, {own // x % y}, {own // (x * y)}) of block ({block % p}, {block // p % q}, {block // (p * q)})"
 
     def _shadow(self, array: Any) -> _Shadow:
         key = (array.space, array.address)
@@ -394,59 +321,6 @@ def _line() -> str:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return "?:0"
-
-
-class _Watched(Memory):
-    """An array whose accesses a `Watch` sees; what it is an array of comes behind this class in the order of bases."""
-
-    watch: Watch
-
-    def __getitem__(self, i: Any) -> Any:
-        self.watch.access(self, self.flat_index(i), 1, False)
-        return super().__getitem__(i)
-
-    def __setitem__(self, i: Any, value: Any) -> None:
-        self.watch.access(self, self.flat_index(i), 1, True, (cast(value, self.dtype),))
-        super().__setitem__(i, value)
-
-    def load(self, at: Any, count: int) -> tuple[Any, ...]:
-        self.watch.access(self, at, count, False)
-        unwatched = super().__getitem__
-        return tuple(unwatched(at + k) for k in range(count))
-
-    def store(self, at: Any, values: tuple[Any, ...]) -> None:
-        self.watch.access(self, at, len(values), True, tuple(cast(value, self.dtype) for value in values))
-        for k, value in enumerate(values):
-            super().__setitem__(at + k, value)
-
-
-class WatchedGlobal(_Watched, Global):
-    """A device array whose accesses a `Watch` sees."""
-
-    def __init__(self, watch: Watch, array: np.ndarray, name: str = "") -> None:
-        super().__init__(array, name)
-        self.watch, self.extent, self.origin = watch, self.flat.nbytes, 0
-        self.address = self.flat.__array_interface__["data"][0]
-
-    def words(self, dtype: np.dtype) -> Any:
-        if dtype is self.flat.dtype:
-            return self
-        return WatchedGlobal(self.watch, super().words(dtype).flat, self.name)
-
-
-class WatchedShared(_Watched, Shared):
-    """A shared array whose accesses a `Watch` sees."""
-
-    def __init__(self, watch: Watch, rows: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        super().__init__(rows, shape, dtype)
-        self.watch, self.extent, self.origin = watch, rows.size, 0
-        self.address = id(rows)
-
-    def words(self, dtype: np.dtype) -> Any:
-        if dtype is self.flat.dtype:
-            return self
-        shape = (self.size * self.flat.dtype.itemsize // dtype.itemsize,)
-        return WatchedShared(self.watch, self.rows, shape, dtype)
 
 
 @contextmanager

@@ -61,10 +61,7 @@ class Blocks:
 
     def whose(self, lane: int) -> str:
         """A lane in words."""
-        x, y, _ = self.block_dim
-        thread, block = int(self.thread[lane]), self.first + int(self.number[lane])
-        p, q, _ = self.grid_dim
-        return f"thread ({thread % x}, {thread // x % y}, {thread // (x * y)}) of block ({block % p}, {block // p % q}, {block // (p * q)})"
+        return self.launch.whose(self.first + int(self.number[lane]), int(self.thread[lane]))
 
     def shared(self, key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """The shared array of a line of a kernel; of (0,), the one whose bytes the launch says."""
@@ -90,6 +87,12 @@ class Launching:
         threads = math.prod(self.block)
         if threads > 1024 or min(self.grid + self.block) < 1:
             raise ValueError(f"{name}: no GPU runs a grid of {self.grid} blocks of {self.block} threads")
+
+    def whose(self, block: int, thread: int) -> str:
+        """A thread of a block, by their numbers, in words."""
+        x, y, _ = self.block
+        p, q, _ = self.grid
+        return f"thread ({thread % x}, {thread // x % y}, {thread // (x * y)}) of block ({block % p}, {block // p % q}, {block // (p * q)})"
 
     def groups(self, together: bool) -> list[tuple[int, int]]:
         """(first block, count) of the blocks that run together."""

@@ -245,14 +245,14 @@ def _of_lanes(function: Callable[..., Any], plain: Callable[..., Any]) -> Callab
     return apply
 
 
-def _erfc(x: Any) -> Any:
-    values = np.array([math.erfc(float(value)) for value in np.ravel(x)])
-    return values.reshape(np.shape(x)).astype(x.dtype) if np.ndim(x) else x.dtype.type(values[0])
+def _value_by_value(function: Callable[[float], float]) -> Callable[[Any], Any]:
+    """A function of `math` that NumPy does not have, of an array or a number."""
 
+    def apply(x: Any) -> Any:
+        values = np.array([function(float(value)) for value in np.ravel(x)])
+        return values.reshape(np.shape(x)).astype(x.dtype) if np.ndim(x) else x.dtype.type(values[0])
 
-def _erf(x: Any) -> Any:
-    values = np.array([math.erf(float(value)) for value in np.ravel(x)])
-    return values.reshape(np.shape(x)).astype(x.dtype) if np.ndim(x) else x.dtype.type(values[0])
+    return apply
 
 
 _UFUNCS = ("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh", "isfinite", "isnan", "isinf")
@@ -261,8 +261,8 @@ _MATH |= {
     "fabs": _of_lanes(np.abs, math.fabs),
     "pow": _of_lanes(np.power, math.pow),
     "atan2": _of_lanes(np.arctan2, math.atan2),
-    "erf": _of_lanes(_erf, math.erf),
-    "erfc": _of_lanes(_erfc, math.erfc),
+    "erf": _of_lanes(_value_by_value(math.erf), math.erf),
+    "erfc": _of_lanes(_value_by_value(math.erfc), math.erfc),
     "floor": lambda x: cast(_of_lanes(np.floor, np.floor)(x), I8),
     "ceil": lambda x: cast(_of_lanes(np.ceil, np.ceil)(x), I8),
     "pi": math.pi,

@@ -20,7 +20,7 @@ POISON = 0xFF
 
 
 class Faulty(Exception):
-    """What a thread does that no GPU takes: `kind` is a key of `check.KINDS`."""
+    """What a thread does that no GPU takes: `kind` is a key of `findings.KINDS`."""
 
     kind = ""
 

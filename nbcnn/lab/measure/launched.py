@@ -27,7 +27,8 @@ from nbcnn.nn.activations import GELU, PReLU, ReLU, Sigmoid, Swish
 from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import Graph, Input, unpack, wired
 from nbcnn.nn.joins import Concat, Losses
-from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual, parameters, sized
+from nbcnn.nn.layer import parameters, sized
+from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
 from nbcnn.nn.losses import L1, MSE, BCEWithLogits, ForecastMSE, Huber, SoftmaxCrossEntropy
 from nbcnn.nn.maps import LinearMap, Permute
 from nbcnn.nn.models import MODELS, s4convd

@@ -30,16 +30,16 @@ class Problem:
 
 def gradients(problem: Problem, precision: str, device: str = "cuda") -> tuple[float, dict[str, np.ndarray]]:
     """Loss and gradients, float64, of the first step in fp64, fp32, tf32 or bf16, by our names."""
-    twin, loss, _ = _made(problem, precision, device)
+    module, loss, _ = _made(problem, precision, device)
     value = loss()
     value.backward()
-    found = {name: tensor.grad.double().cpu().numpy() for name, tensor in twin.tensors() if tensor.requires_grad}
+    found = {name: weight.grad.double().cpu().numpy() for name, weight in module.named_parameters()}
     return float(value.detach()), found
 
 
 def _made(problem: Problem, precision: str, device: str) -> tuple[Any, Callable[[], Any], Any]:
     """The twin, its loss on the batch as a function, and its parameters' optimizer, on `device`."""
-    from nbcnn.lab.peers.twin import Twin, loss_of
+    from nbcnn.lab.peers.twin import load, loss_of, twin
 
     torch, layout = _prepare(precision)
     exact = precision == "fp64"
@@ -47,9 +47,9 @@ def _made(problem: Problem, precision: str, device: str) -> tuple[Any, Callable[
         # Trying cuDNN's algorithms for one step in float64 takes longer than the step.
         torch.backends.cudnn.benchmark, layout = False, torch.contiguous_format
     dtype = torch.float64 if exact else torch.float32
-    twin, between = Twin(problem.layers), loss_of(problem.layers)
-    twin.load(problem.weights)
-    twin = twin.to(device, dtype).to(memory_format=layout)
+    module, between = twin(problem.layers), loss_of(problem.layers)
+    load(module, problem.weights)
+    module = module.to(device, dtype).to(memory_format=layout)
     given = torch.from_numpy(problem.images).to(device)
     images = given.to(memory_format=layout) if given.dim() == 4 else given
     targets = None if problem.targets is None else torch.from_numpy(problem.targets).to(device)
@@ -59,10 +59,10 @@ def _made(problem: Problem, precision: str, device: str) -> tuple[Any, Callable[
     def loss() -> Any:
         x = images.to(dtype) * (1 / 255)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            y = twin(x)
+            y = module(x)
         return between(y.to(dtype), x if targets is None else targets)
 
-    return twin, loss, lambda rate: torch.optim.SGD(twin.parameters(), lr=rate, momentum=0.9, fused=True)
+    return module, loss, lambda rate: torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9, fused=True)
 
 
 def training_steps(problem: Problem, precision: str, forms: tuple[str, ...], rate: float, seconds: float) -> Iterator[dict[str, Any]]:

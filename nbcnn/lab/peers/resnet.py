@@ -1,4 +1,4 @@
-"""This module trains PyTorch's ResNet-18 for small images by the recipe that `nbcnn train --model resnet18` has: the peer of `study resnet`.
+"""This module trains the PyTorch twin of `nbcnn.resnet18` by the recipe that `nbcnn train --model resnet18` has: the peer of `study resnet`.
 
 It does what makes PyTorch fast: channels_last, autocast to bfloat16, fused SGD, images augmented on the GPU once an epoch, and a whole training step
 as one CUDA graph, of the eager step (`graph`) or of one whose network went through torch.compile (`compile`; `compile-max`: its max-autotune). The
@@ -17,6 +17,7 @@ import numpy as np
 
 from nbcnn.datasets.dataset import Dataset
 from nbcnn.lab.peers.torch_step import captured
+from nbcnn.nn.models import resnet18
 
 FORMS = ("graph", "compile", "compile-max", "eager")
 
@@ -34,31 +35,6 @@ class Recipe:
     flip: bool
     rates: Sequence[float]
     epochs: int
-
-
-def network(channels: int, classes: int, filters: int = 64) -> Any:
-    """The module: as `nbcnn.resnet18`, with PyTorch's first weights."""
-    import torch
-
-    nn = torch.nn
-
-    class Block(torch.nn.Module):
-        def __init__(self, taken: int, wide: int, stride: int) -> None:
-            super().__init__()
-            self.conv1, self.bn1 = nn.Conv2d(taken, wide, 3, stride, 1, bias=False), nn.BatchNorm2d(wide)
-            self.conv2, self.bn2 = nn.Conv2d(wide, wide, 3, 1, 1, bias=False), nn.BatchNorm2d(wide)
-            plain = stride == 1 and taken == wide
-            self.shortcut = nn.Identity() if plain else nn.Sequential(nn.Conv2d(taken, wide, 1, stride, bias=False), nn.BatchNorm2d(wide))
-
-        def forward(self, x: Any) -> Any:
-            y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
-            return torch.relu(y + self.shortcut(x))
-
-    layers: list[Any] = [nn.Conv2d(channels, filters, 3, 1, 1, bias=False), nn.BatchNorm2d(filters), nn.ReLU()]
-    wide = [filters << stage for stage in range(4)]
-    for taken, made, stride in zip([filters, *wide], wide, (1, 2, 2, 2), strict=False):
-        layers += [Block(taken, made, stride), Block(made, made, 1)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide[-1], classes))
 
 
 class Augmented:
@@ -89,6 +65,8 @@ def train(data: Dataset, recipe: Recipe, *, seed: int = 0, form: str = "graph", 
     """One training: a row with accuracy after the last epoch, seconds of the training, and seconds that it took to compile and capture."""
     import torch
 
+    from nbcnn.lab.peers.twin import twin
+
     where = torch.device(device)
     torch.manual_seed(seed)
     torch.backends.cudnn.benchmark = True
@@ -98,8 +76,8 @@ def train(data: Dataset, recipe: Recipe, *, seed: int = 0, form: str = "graph", 
     whole = pixels.float() / 255
     mean, deviation = whole.mean((0, 2, 3), keepdim=True), whole.std((0, 2, 3), keepdim=True)
     images, tests = (whole - mean) / deviation, (tests.float() / 255 - mean) / deviation
-    channels, classes = images.shape[1], len(data.classes or ())
-    net = network(channels, classes, filters).to(where, memory_format=torch.channels_last)
+    shape = data.train_images.shape[1:]
+    net = twin(resnet18(*shape, len(data.classes or ()), filters).sized(shape)).to(where, memory_format=torch.channels_last)
     norms = [weight for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d) for weight in module.parameters()]
     of_norms = {id(weight) for weight in norms}
     rate = torch.zeros((), device=where)  # a tensor, so that a captured step reads the present rate
@@ -133,8 +111,8 @@ def train(data: Dataset, recipe: Recipe, *, seed: int = 0, form: str = "graph", 
     with torch.no_grad(), torch.autocast(where.type, dtype=torch.bfloat16):
         found = torch.cat([net(part.to(memory_format=torch.channels_last)).argmax(1) for part in tests.split(1000)])
     accuracy = float((found == known).double().mean())
-    told = {"form": f"PyTorch {form}", "seed": seed, "epochs": recipe.epochs, "accuracy": accuracy, "seconds": seconds, "ready_seconds": warm}
-    return told | {"torch": torch.__version__}
+    row = {"form": f"PyTorch {form}", "seed": seed, "epochs": recipe.epochs, "accuracy": accuracy, "seconds": seconds, "ready_seconds": warm}
+    return row | {"torch": torch.__version__}
 
 
 Step = tuple[Any, Any, Callable[[], Any]]

@@ -1,12 +1,13 @@
-"""This module makes the PyTorch twin of a network of ours: a torch.nn.Module of the same layers, wired alike, with the same weights.
+"""This module makes the PyTorch twin of a network of ours: the torch.nn.Module of `nbcnn.torch.to_module`, to be trained, and its loss.
 
-It is made from the layers themselves, a list or a `Graph`, so that a network of the user's own has a twin, too. This file needs torch; import it only
-where torch is installed.
+It is made from the layers themselves, a list or a `Graph`, so that a network of the user's own has a twin, too. Its modules are PyTorch's own, and
+its gradients autograd's: nothing of it but the names, the sizes and the wiring comes from our layers. This file needs torch; import it only where
+torch is installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,103 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn import activations, joins, layers, losses, norms, resampling
-from nbcnn.nn.graphs import wired
-from nbcnn.nn.layers import Residual, pair
-from nbcnn.plan.graph import named
-
-
-class _Conv2d(nn.Conv2d):
-    """A convolution whose borders may differ from side to side: (top, bottom, left, right)."""
-
-    def __init__(self, layer: Any) -> None:
-        top, bottom, left, right = layer.borders
-        self.uneven = (left, right, top, bottom) if (top, left) != (bottom, right) else None
-        pad = 0 if self.uneven else (top, left)
-        sizes = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, pad, layer.dilation, layer.groups, layer.bias)
-        super().__init__(*sizes)
-
-    def forward(self, x: Any) -> Any:
-        return super().forward(F.pad(x, self.uneven) if self.uneven else x)
-
-
-class _Function(nn.Module):
-    """A layer without parameters, as a function of what it reads."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *xs: Any) -> Any:
-        return self.function(*xs)
-
-
-class _Around(nn.Module):
-    """y = body(x) + x."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.body = Twin(layer.body)
-
-    def forward(self, x: Any) -> Any:
-        return self.body(x) + x
-
-
-def _pool(layer: Any) -> dict[str, Any]:
-    size, stride, pad = layer.geometry()
-    return {"kernel_size": size, "stride": stride, "padding": pad, "ceil_mode": layer.ceil_mode}
-
-
-def _added(*xs: Any) -> Any:
-    y = xs[0]
-    for x in xs[1:]:
-        y = y + x
-    return y
-
-
-def _transposed(layer: Any) -> nn.Module:
-    sizes = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.output_padding)
-    return nn.ConvTranspose2d(*sizes, bias=layer.bias)
-
-
-def _padded(layer: Any) -> nn.Module:
-    top, bottom, left, right = layer.sides()
-    return _Function(lambda x: F.pad(x, (left, right, top, bottom), value=layer.value))
-
-
-MODULES: dict[type, Callable[[Any], Any]] = {
-    layers.Conv2d: _Conv2d,
-    layers.ConvTranspose2d: _transposed,
-    layers.Linear: lambda layer: nn.Linear(layer.in_features, layer.out_features, layer.bias),
-    layers.Flatten: lambda layer: nn.Flatten(),
-    Residual: _Around,
-    activations.ReLU: lambda layer: nn.ReLU(),
-    activations.LeakyReLU: lambda layer: nn.LeakyReLU(layer.negative_slope),
-    activations.Sigmoid: lambda layer: nn.Sigmoid(),
-    activations.Swish: lambda layer: nn.SiLU(),
-    activations.Softmax: lambda layer: nn.Softmax(1),
-    activations.Tanh: lambda layer: nn.Tanh(),
-    activations.ELU: lambda layer: nn.ELU(layer.alpha),
-    activations.ReLU6: lambda layer: nn.ReLU6(),
-    activations.HardSwish: lambda layer: nn.Hardswish(),
-    activations.PReLU: lambda layer: nn.PReLU(layer.num_parameters),
-    activations.GELU: lambda layer: nn.GELU(layer.approximate),
-    norms.BatchNorm2d: lambda layer: nn.BatchNorm2d(layer.channels, layer.eps, layer.momentum),
-    norms.GroupNorm: lambda layer: nn.GroupNorm(layer.num_groups, layer.channels, layer.eps),
-    norms.InstanceNorm2d: lambda layer: nn.InstanceNorm2d(layer.channels, layer.eps, affine=layer.affine),
-    norms.LayerNorm: lambda layer: nn.LayerNorm(layer.normalized_shape, layer.eps),
-    resampling.MaxPool2d: lambda layer: nn.MaxPool2d(**_pool(layer)),
-    resampling.AvgPool2d: lambda layer: nn.AvgPool2d(**_pool(layer), count_include_pad=layer.count_include_pad),
-    resampling.GlobalAvgPool2d: lambda layer: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-    resampling.Upsample2d: lambda layer: nn.Upsample(scale_factor=layer.scale_factor),
-    resampling.Resize: lambda layer: nn.Upsample(scale_factor=pair(layer.scale_factor), mode=layer.mode),
-    joins.Add: lambda layer: _Function(_added),
-    joins.Mul: lambda layer: _Function(lambda a, b: a * b),
-    joins.Concat: lambda layer: _Function(lambda *xs: torch.cat(xs, 1)),
-    joins.Pad: _padded,
-    joins.Reshape: lambda layer: _Function(lambda x: x.reshape(len(x), *layer.shape)),
-}
-"""By the class of a layer of ours, the function that makes its module. A layer that draws random numbers has none: no two libraries draw alike."""
+from nbcnn.nn import losses
+from nbcnn.nn.graphs import Graph
+from nbcnn.torch.exporting import filled, module_of
 
 LOSSES: dict[type, Callable[[Any], Callable[[Any, Any], Any]]] = {
     losses.MSE: lambda loss: F.mse_loss,
@@ -133,66 +40,23 @@ class _CrossEntropy:
         return F.cross_entropy(y, target, weight, **self.named)
 
 
-def strangers(made: Sequence[Any]) -> list[str]:
-    """The classes of layers and losses that have no twin, each once."""
-    found = []
-    for layer in made:
-        if isinstance(layer, Residual):
-            found += strangers(layer.body)
-        elif type(layer) not in MODULES and type(layer) not in LOSSES:
-            found.append(type(layer).__name__)
-    return list(dict.fromkeys(found))
+def twin(layers: Sequence[Any]) -> Any:
+    """The module of `layers`, a list or a graph whose sizes are filled in, in training mode with PyTorch's first weights.
 
-
-class Twin(nn.Module):
-    """The module of `made`, a list of layers or a graph whose sizes are filled in; a loss at its end is left out.
-
-    Raises UsageError that names every class of layers that has no twin.
+    A loss at the end is left out. Its parameters and buffers have the names of our parameters and states. Raises UsageError, which names every layer
+    that has no twin: one that PyTorch does not have, or one that draws random numbers, which no two libraries draw alike.
     """
+    body: Any = layers.body if isinstance(layers, Graph) else [layer for layer in layers if not hasattr(layer, "needs_labels")]
+    made = module_of(body)
+    # Noise and MaskSquares, which draw in training alone, are nn.Identity in an exported network.
+    if drawing := [name for name, module in made.named_modules() if isinstance(module, nn.Dropout | nn.Identity)]:
+        raise UsageError(f"the network has no peer: PyTorch draws other random numbers in {', '.join(drawing)}")
+    return made
 
-    def __init__(self, made: Any) -> None:
-        super().__init__()
-        if unknown := strangers(made):
-            raise UsageError(f"PyTorch's form of {', '.join(unknown)} is not known here, so the network has no peer")
-        nodes, outputs = wired(made).nodes, wired(made).outputs
-        if hasattr(made[-1], "needs_labels"):
-            nodes, outputs = nodes[:-1], nodes[-1].reads
-        (self._output,) = outputs
-        # A name of a layer may have dots, which the name of a module must not.
-        self._names = {name: f"m{at}" for at, (name, layer) in enumerate(named(made)) if not hasattr(layer, "needs_labels")}
-        for name, layer in named(made):
-            if name in self._names:
-                self.add_module(self._names[name], MODULES[type(layer)](layer))
-        # What a call reads for the last time is let go, as a variable of a handwritten forward would be: it may take memory otherwise.
-        self._calls: list[tuple[str, tuple[int, ...], int, tuple[int, ...]]] = []
-        kept = {self._output}
-        for node in reversed(nodes):
-            self._calls.insert(0, (self._names[node.name.split("@")[0]], node.reads, node.writes, tuple(set(node.reads) - kept)))
-            kept |= set(node.reads)
 
-    def forward(self, x: Any) -> Any:
-        values = {0: x}
-        for name, reads, writes, done in self._calls:
-            values[writes] = getattr(self, name)(*[values[at] for at in reads])
-            for at in done:
-                del values[at]
-        return values[self._output]
-
-    def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Parameters and buffers by the names that our parameters and states have."""
-        for name, module in self._names.items():
-            made = getattr(self, module)
-            if isinstance(made, _Around):
-                yield from ((f"{name}.{inner}", tensor) for inner, tensor in made.body.tensors())
-                continue
-            inside = {**dict(made.named_parameters()), **dict(made.named_buffers())}
-            yield from ((f"{name}.{inner}", tensor) for inner, tensor in inside.items() if inner != "num_batches_tracked")
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take over our weights and states, float32, by name. Raises KeyError if one is missing."""
-        with torch.no_grad():
-            for name, tensor in self.tensors():
-                tensor.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+def load(module: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Give a twin our weights and states, float32, by name."""
+    filled(module, {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
 def loss_of(made: Sequence[Any]) -> Callable[[Any, Any], Any]:

@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from nbcnn.lab.report.tables import markdown
-from nbcnn.onnx.exporter import WRITERS
 from nbcnn.onnx.importer import LOSSES
 from nbcnn.onnx.node import OPS
+from nbcnn.onnx.writers import WRITERS
 
 CASES = Path(__file__).parents[3] / "tests" / "onnx" / "node_cases.tsv"
 

@@ -1,6 +1,6 @@
 """The weight gradient of a depthwise convolution: dw[c,r,s] = Σ_{n,p,q} dy[n,p,q,c] · x[n, row of p and r, column of q and s, c].
 
-The walk is that of `depthwise.py`: a thread owns four neighbouring channels (NHWC; else one) and walks down a column of y. A step reads the
+The walk is that of `depthwise_walk.py`: a thread owns four neighbouring channels (NHWC; else one) and walks down a column of y. A step reads the
 next rows of x, S columns wide, and one element of dy; the last dy's that the rows of x meet stay in registers, and so do all R·S sums. When its
 strips are done, the lanes of a warp that own the same channels add their sums by shuffles, and the warps of a block in order through shared
 memory. A second launch adds the blocks' parts in order (`grouped.sum_kernel`), so nothing is atomic and bits repeat.
@@ -17,19 +17,17 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.depthwise import (
     WALK,
-    Walk,
     columns_of,
     fetch_rows,
     held,
-    inside,
     kind_of,
     lanes_of,
     lengths_of,
-    pass_of,
     supports,
     together_of,
     unpack_step,
 )
+from nbcnn.ops.conv.depthwise_walk import Walk, inside, pass_of
 from nbcnn.ops.conv.grouped import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div, unrolled

@@ -12,7 +12,8 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import MODES
 from nbcnn.ops.conv import grouped
-from nbcnn.ops.conv.depthwise import Strip, backward, forward, lengths_of
+from nbcnn.ops.conv.depthwise import Strip, lengths_of
+from nbcnn.ops.conv.depthwise_walk import backward, forward
 from nbcnn.ops.conv.depthwise_wgrad import OPS, Parts
 from nbcnn.ops.kernel.call import host
 from nbcnn.plan.bounds import parity_bound

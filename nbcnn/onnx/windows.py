@@ -1,8 +1,7 @@
-"""Ops of ONNX with windows or weights: convolutions, pools, products of matrices; and reductions."""
+"""Ops of ONNX with windows: convolutions and pools. One axis of space is an image of one row."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +10,14 @@ import numpy as np
 
 from nbcnn.nn.activations import Abs
 from nbcnn.nn.joins import Pad
-from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Linear
+from nbcnn.nn.layers import Conv2d, ConvTranspose2d
 from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from nbcnn.onnx import rows
 from nbcnn.onnx.errors import Unsupported
-from nbcnn.onnx.node import MIXES, Node, op
+from nbcnn.onnx.node import Node, op
 from nbcnn.onnx.rows import Windows
 from nbcnn.onnx.shapes import padded
-from nbcnn.onnx.values import TAPS, Dims, Val, limited
+from nbcnn.onnx.values import TAPS, Dims, Val
 from nbcnn.plan.shapes import numel, pooled_extent
 
 LOWEST = -float(np.finfo(np.float32).max)
@@ -292,136 +291,3 @@ def _global(node: Node, x: Val, channels: int, extents: Dims) -> Any:
     """The images whose pixels are all of space."""
     shape = (channels, *extents) if len(extents) == 2 else (channels, 1, numel(extents))
     return node.sheet.shaped(x, shape)
-
-
-# -- products of matrices
-
-
-@op("Gemm", "Linear, or Permute and a Conv2d of 1×1", "a second operand that is computed")
-def gemm(node: Node) -> Val:
-    x, b, c = node.value(), node.floats(1), node.floats(2)
-    if b.ndim != 2 or node.rank(x) != 2:
-        raise Unsupported(f"matrices of {node.rank(x)} and {b.ndim} axes")
-    b = (b.T if node.attributes.get("transB", 0) else b) * np.float32(node.attributes.get("alpha", 1.0))
-    c = None if c is None else c * np.float32(node.attributes.get("beta", 1.0))
-    if node.attributes.get("transA", 0):
-        if node.batched:
-            raise Unsupported(f"transA: {MIXES}")
-        x = node.sheet.permuted(x, (1, 0))
-    c = None if c is None else node.broadcastable(c, x)
-    if b.shape[0] != x.dims[-1]:
-        raise Unsupported(f"a matrix of {b.shape} for rows of {x.dims[-1]}")
-    if c is not None and c.shape in ((), (1,), (b.shape[1],), (1, b.shape[1]), (1, 1)):
-        return _rows_times(node, x, b, np.broadcast_to(c.reshape(-1), (b.shape[1],)))
-    y = _rows_times(node, x, b, None)
-    return y if c is None else node.sheet.affine(y, None, c)
-
-
-def _rows_times(node: Node, x: Val, b: np.ndarray, bias: np.ndarray | None) -> Val:
-    """x·b + bias, x (…, K) and b (K, N)."""
-    k, n = b.shape
-    arrays = {"weight": b.T} | ({} if bias is None else {"bias": bias})
-    names = [name for name in node.names[1:3] if name][: len(arrays)]
-    dims = limited((*x.dims[:-1], n))
-    if numel(x.dims[:-1]) == 1:
-        return Val(node.sheet.call(Linear(n, bias is not None), node.sheet.shaped(x, (k,)), arrays, names), dims)
-    arrays["weight"] = arrays["weight"].reshape(n, k, 1, 1)
-    y = node.sheet.call(Conv2d(n, 1, bias=bias is not None), _columns(node, x), arrays, names)
-    return node.sheet.permuted(Val(y, (n, numel(dims[:-1]))), (1, 0)).seen(dims)
-
-
-def _columns(node: Node, x: Val) -> Any:
-    """Images (K, M, 1) of rows x (…, K)."""
-    k, m = x.dims[-1], numel(x.dims[:-1])
-    return node.sheet.shaped(node.sheet.permuted(x.seen((m, k)), (1, 0)), (k, m, 1))
-
-
-@op("MatMul", "Linear, or Permute and a Conv2d of 1×1, in groups for several matrices", "two operands that are computed")
-def matmul(node: Node) -> Val:
-    left = isinstance(node.operands[0], Val)
-    x, other = node.value(0 if left else 1), node.floats(1 if left else 0)
-    gone = list[int]()
-    if other.ndim == 1:
-        gone.append(-1 if left else -2)
-        other = other[:, None] if left else other[None, :]
-    if node.rank(x) < 2 + (node.batched and not left):
-        if node.batched:
-            raise Unsupported(MIXES)
-        gone.append(-2 if left else -1)
-        x = x.seen((1, *x.dims) if left else (*x.dims, 1))
-    if node.batched and other.ndim > 2:
-        if other.ndim > node.rank(x) or (other.ndim == node.rank(x) and other.shape[0] != 1) or node.rank(x) == 2:
-            raise Unsupported(f"a matrix for every example: {MIXES}")
-        other = other[0] if other.ndim == node.rank(x) else other
-    y = _times(node, x, other) if left else _turned(node, _times(node, _turned(node, x), np.swapaxes(other, -1, -2)))
-    return y.seen([size for axis, size in enumerate(y.dims, -len(y.dims)) if axis not in gone])
-
-
-def _turned(node: Node, x: Val) -> Val:
-    """The matrices of `x`, transposed."""
-    last = len(x.dims) - 1
-    return node.sheet.permuted(x, (*range(last - 1), last, last - 1))
-
-
-def _times(node: Node, x: Val, other: np.ndarray) -> Val:
-    """x (…, M, K) times other (…, K, N)."""
-    if other.shape[-2] != x.dims[-1]:
-        raise Unsupported(f"matrices of {x.dims} and {other.shape}")
-    if math.prod(other.shape[:-2]) > 1:
-        return _grouped_times(node, x, other)
-    more = max(0, other.ndim - max(2, len(x.dims)))
-    return _rows_times(node, x.seen((*(1,) * more, *x.dims)), other.reshape(other.shape[-2:]), None)
-
-
-def _grouped_times(node: Node, x: Val, other: np.ndarray) -> Val:
-    """x (…, M, K) times other (…, K, N): a grouped convolution of 1×1, a group for each pair of matrices."""
-    m, k = x.dims[-2:]
-    n = other.shape[-1]
-    lead = limited(np.broadcast_shapes(x.dims[:-2], other.shape[:-2]))
-    x = node.sheet.expanded(x, (*lead, m, k))
-    groups = numel(lead)
-    weight = np.broadcast_to(np.swapaxes(other, -1, -2), (*lead, n, k)).reshape(groups * n, k, 1, 1)
-    columns = node.sheet.permuted(x.seen((groups, m, k)), (0, 2, 1))
-    y = node.sheet.call(Conv2d(groups * n, 1, groups=groups, bias=False), node.sheet.shaped(columns, (groups * k, m, 1)), {"weight": weight}, ())
-    return node.sheet.permuted(Val(y, (groups, n, m)), (0, 2, 1)).seen((*lead, m, n))
-
-
-# -- reductions
-
-
-@op("ReduceMean ReduceSum ReduceSumSquare ReduceL1 ReduceL2", "GlobalAvgPool2d, LinearMap, Abs, Power", "axes that are constants")
-def reduce(node: Node) -> Val:
-    x, sheet = node.value(), node.sheet
-    axes = node.whole(1, "axes")
-    if not axes:
-        if axes is not None and node.attributes.get("noop_with_empty_axes", 0):
-            return x
-        if node.attributes.get("noop_with_empty_axes", 0):
-            return x
-        axes = list(range(node.rank(x)))
-    chosen = sorted(node.axes(x, axes))
-    keep = bool(node.attributes.get("keepdims", 1))
-    dims = tuple(1 if axis in chosen else size for axis, size in enumerate(x.dims) if keep or axis not in chosen)
-    if node.op == "ReduceMean" and chosen == [len(x.dims) - 2, len(x.dims) - 1] and len(x.value.shape) == 3 and x.value.shape[1:] == x.dims[-2:]:
-        return Val(sheet.call(GlobalAvgPool2d(), x.value), dims)
-    if node.op in ("ReduceSumSquare", "ReduceL2"):
-        x = sheet.power(x, 2)
-    if node.op == "ReduceL1":
-        x = sheet.alike(Abs(), x)
-    for axis in chosen:
-        x = sheet.mapped(x, axis, rows.of_all(x.dims[axis], 1 / x.dims[axis] if node.op == "ReduceMean" else 1.0))
-    return (sheet.power(x, 0.5) if node.op == "ReduceL2" else x).seen(dims)
-
-
-def mean_over(node: Node, x: Val, axes: Sequence[int]) -> Val:
-    """The means over axes, which keep one element."""
-    for axis in axes:
-        x = node.sheet.mapped(x, axis, rows.of_all(x.dims[axis], 1 / x.dims[axis]))
-    return x
-
-
-def sum_over(node: Node, x: Val, axes: Sequence[int]) -> Val:
-    """The sums over axes, which keep one element."""
-    for axis in axes:
-        x = node.sheet.mapped(x, axis, rows.of_all(x.dims[axis], 1.0))
-    return x
