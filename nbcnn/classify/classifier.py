@@ -160,10 +160,7 @@ class Classifier:
             shape = "(n, " + ", ".join(map(str, self.origin.image_shape)) + ")"
             raise ValueError(f"the encoder takes uint8 images {shape}, got {images.dtype} of shape {images.shape}")
         sets = (images, images[..., ::-1]) if self.mirrored else (images,)
-        return tuple(
-            np.concatenate([block.reshape(len(block), -1) for block in net.predict_batches(each, batch)]) if len(each) else np.empty((0, self.width))
-            for each in sets
-        )
+        return tuple(net.predict(each, batch).reshape(len(each), -1) if len(each) else np.empty((0, self.width)) for each in sets)
 
     def encoder(self, path: Path | None = None, mode: str = "auto", precision: str | None = None) -> Net:
         """The encoder that made the training features, from the checkpoint `path` (None: the one that the file names).

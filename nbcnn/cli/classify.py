@@ -405,21 +405,10 @@ def _untrained(origin: Origin, layers: list[Any], mode: str, sets: tuple[np.ndar
 
     An encoder that was fitted to images before it was trained keeps that, so that the control gets the same images.
     """
-    import numpy as np
-
     from nbcnn.run.net import Net
 
     net = _forgotten(origin, mode) or Net(layers, origin.image_shape, mode=mode, seed=0)
-
-    def code(images: np.ndarray) -> np.ndarray:
-        features = np.empty((len(images), int(np.prod(origin.code_shape))), np.float32)
-        first = 0
-        for block in net.predict_batches(images):
-            features[first : first + len(block)] = block.reshape(len(block), -1)
-            first += len(block)
-        return features
-
-    return tuple(map(code, sets))
+    return tuple(net.predict(images).reshape(len(images), -1) for images in sets)
 
 
 def _forgotten(origin: Origin, mode: str) -> Net | None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
 
-from nbcnn.dictionary.kmeans import atoms_of, in_parts, multiply, normalised
-from nbcnn.dictionary.statistics import components, covariance, drawn_of_all, mirrored_mean, zca
+from nbcnn.dictionary.kmeans import atoms_of, multiply
+from nbcnn.dictionary.samples import HostSamples, Samples, drawn_on_gpu, in_parts
+from nbcnn.dictionary.statistics import components, drawn_of_all, mirrored_mean, zca
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
 from nbcnn.nn.resampling import Upsample2d
 from nbcnn.nn.whitening import Whiten, WhitenPatches
 from nbcnn.plan.graph import names
+from nbcnn.run import inference
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
 
@@ -31,6 +35,8 @@ AXES = 512
 """Principal axes of patches in which k-means looks for first weights."""
 DEVIATIONS, ACTIVE = 0.25, 0.1
 """Products of the first dictionary pass above so many deviations; of later ones so large a part of each atom's."""
+THRESHOLD = 10_000
+"""Patches that thresholds are found by: the part of them that passes is within 0.3 % of all at one deviation."""
 ROUNDS = 15
 """Iterations of k-means; twice as many where samples are few."""
 BATCH = 256
@@ -75,7 +81,7 @@ def _whitening(layer: Whiten, x: np.ndarray, seed: int, device: Any) -> tuple[np
     patches = drawn_of_all([flat.reshape(x.shape)], len(x), (size, size), count, random)
     patches -= patches.mean(0)
     # The rows of the central pixel, one for each channel.
-    rows = zca(mirrored_mean(covariance(patches), channels, size), layer.eps)[size * size // 2 :: size * size]
+    rows = zca(mirrored_mean(HostSamples(patches).covariance(), channels, size), layer.eps)[size * size // 2 :: size * size]
     deviation = float((patches @ rows.T.astype(np.float32)).std())
     return mean.reshape(x.shape[1:]), (rows / (deviation or 1.0)).reshape(channels, channels, size, size)
 
@@ -101,7 +107,7 @@ def start(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda text: N
         p = _patches(net, at, images, (shape[2], shape[3]), PATCHES["wide" if wide else "start"], seed)
         mean = p.mean(0)
         p -= mean
-        axes = components(covariance(p), AXES, eps).astype(np.float32)
+        axes = components(HostSamples(p).covariance(), AXES, eps).astype(np.float32)
         atoms = atoms_of(multiply(p, np.ascontiguousarray(axes.T), net.device), shape[0], ROUNDS * (2 if wide else 1), seed, net.device)
         filters = atoms @ axes.T
         products = multiply(p, filters, net.device)
@@ -131,56 +137,72 @@ def fit_encoder(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda t
     for at, (name, layer) in enumerate(zip(names(net.layers), net.layers, strict=True)):
         if type(layer) is WhitenPatches:
             count = PATCHES["further" if dictionaries else "first"]
-            codes = _patch_whitening(net, name, layer, _patches(net, at, images, (layer.size, layer.size), count, seed))
-            say(f"{name}: whitening of {len(codes):,} patches of {codes.shape[1]:,} values")
+            codes = _patch_whitening(net, name, layer, _samples(net, at, images, (layer.size, layer.size), count, seed))
+            say(f"{name}: whitening of {codes.count:,} patches of {codes.width:,} values")
         elif type(layer) is Conv2d:
             if layer.params()["weight"].shape[2:] != (1, 1) or layer.general:
                 raise UsageError(f"{name} is no 1×1 convolution: in a dictionary WhitenPatches takes the patches")
             if codes is None:
-                _projection(net, name, layer, _patches(net, at, images, (1, 1), PATCHES["projected"], seed))
+                _projection(net, name, layer, _samples(net, at, images, (1, 1), PATCHES["projected"], seed))
                 say(f"{name}: {layer.out_channels} principal components")
             else:
                 atoms = atoms_of(codes, layer.out_channels, ROUNDS, seed + dictionaries, net.device)
-                products = multiply(atoms, codes[:20_000], net.device)
-                least = np.quantile(products, 1 - ACTIVE, axis=1) if dictionaries else np.full(len(atoms), DEVIATIONS * products.std())
+                products = codes.products(atoms, THRESHOLD)
+                least = _passed_by(products, ACTIVE) if dictionaries else np.full(len(atoms), DEVIATIONS * products.std())
                 _set(net, {f"{name}.weight": atoms[:, :, None, None], f"{name}.bias": -least})
-                say(f"{name}: {len(atoms):,} atoms of {len(codes):,} patches")
+                say(f"{name}: {len(atoms):,} atoms of {codes.count:,} patches")
                 codes, dictionaries = None, dictionaries + 1
 
 
-def _patch_whitening(net: Net, name: str, layer: WhitenPatches, p: np.ndarray) -> np.ndarray:
-    """Set the values of `layer` from patches p (n, D), which are changed; returns what it makes of them, (n, D)."""
+def _passed_by(products: np.ndarray, part: float) -> np.ndarray:
+    """For every row of products the threshold that such a part of it passes."""
+    return np.concatenate(in_parts(lambda at: np.quantile(products[at], 1 - part, axis=1), len(products), 64))
 
-    def scale(at: slice) -> np.ndarray:
-        part = p[at]
-        part -= part.mean(1, keepdims=True)
-        part /= np.sqrt(np.einsum("ij,ij->i", part, part) / (p.shape[1] - 1) + layer.norm)[:, None]
-        return np.asarray(part.sum(0, dtype=np.float64))
 
-    mean = (sum(in_parts(scale, len(p))) / len(p)).astype(np.float32)
-    in_parts(lambda at: np.subtract(p[at], mean, out=p[at]), len(p))
-    whitening = zca(covariance(p), layer.eps)
+def _patch_whitening(net: Net, name: str, layer: WhitenPatches, p: Samples) -> Samples:
+    """Set the values of `layer` from patches p, which are changed; returns what it makes of them."""
+    p.normalise_contrast(layer.norm)
+    mean = p.centre()
+    whitening = zca(p.covariance(), layer.eps)
     # Rows that sum to zero take out the mean of a patch, which the layer does not.
     rows = (whitening - whitening.mean(1, keepdims=True)).astype(np.float32)
     weight = layer.params()["weight"].shape
     _set(net, {f"{name}.weight": rows.reshape(weight), f"{name}.bias": whitening @ mean})
-    return normalised(multiply(p, whitening.astype(np.float32), net.device))
+    return p.mapped(whitening.astype(np.float32))
 
 
-def _projection(net: Net, name: str, layer: Conv2d, p: np.ndarray) -> None:
-    """Set `layer` to the first principal components of p (n, C), which is changed."""
-    mean = p.mean(0)
-    p -= mean
-    axes = components(covariance(p), layer.out_channels, 0.05).T
+def _projection(net: Net, name: str, layer: Conv2d, p: Samples) -> None:
+    """Set `layer` to the first principal components of p, which is changed."""
+    mean = p.centre()
+    axes = components(p.covariance(), layer.out_channels, 0.05).T
     _set(net, {f"{name}.weight": axes[:, :, None, None], f"{name}.bias": -axes @ mean})
 
 
 def _patches(net: Net, at: int, images: np.ndarray, window: tuple[int, int], count: int, seed: int) -> np.ndarray:
     """Patches of the input of layer `at` of `net`, drawn at random, float32 (n, C·R·S): at most `count` and PER_IMAGE an image."""
+    chosen, count, random = _drawing(at, images, count, seed)
+    return drawn_of_all(_inputs(net, at, chosen), len(chosen), window, count, random)
+
+
+def _samples(net: Net, at: int, images: np.ndarray, window: tuple[int, int], count: int, seed: int) -> Samples:
+    """The same patches where the net's device computes: those of a GPU's net are never on the host."""
+    if net.device.name != "gpu":
+        return HostSamples(_patches(net, at, images, window, count, seed))
+    chosen, count, random = _drawing(at, images, count, seed)
+    chosen = chosen if chosen.dtype == np.uint8 else chosen.astype(np.float32, copy=False)
+    scale = (0.0, 1.0)  # behind the first layer values are taken as they are
+    if at == 0 and net.normalisation:
+        scale = tuple(net.normalisation.attributes(chosen.dtype.name).values())
+    elif at == 0 and chosen.dtype == np.uint8:
+        scale = (0.0, 1 / 255)
+    return drawn_on_gpu(net.device, _inputs_on_gpu(net, at, chosen), len(chosen), window, count, random, scale)
+
+
+def _drawing(at: int, images: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int, np.random.Generator]:
+    """The images that patches of the input of layer `at` are drawn from, how many patches, and by what."""
     # A few patches of many images tell more than many of few; images behind the first layers cost time.
     chosen = _chosen(images, WHITENED if at == 0 else min(WHITENED, max(2_000, count // 20)), seed)
-    count = min(count, PER_IMAGE * len(chosen))
-    return drawn_of_all(_inputs(net, at, chosen), len(chosen), window, count, np.random.default_rng([seed, at + 1]))
+    return chosen, min(count, PER_IMAGE * len(chosen)), np.random.default_rng([seed, at + 1])
 
 
 def _inputs(net: Net, at: int, images: np.ndarray) -> Iterator[np.ndarray]:
@@ -189,12 +211,32 @@ def _inputs(net: Net, at: int, images: np.ndarray) -> Iterator[np.ndarray]:
         for first in range(0, len(images), 4 * BATCH):
             yield _seen(net, images[first : first + 4 * BATCH])
         return
+    with closing(_front(net, at)) as front:
+        yield from front.predict_batches(images, min(BATCH, len(images)))
+
+
+def _inputs_on_gpu(net: Net, at: int, images: np.ndarray) -> Iterator[tuple[Any, tuple[int, ...]]]:
+    """The same blocks in the memory of the GPU, with their shapes; of the first layer the images as they are."""
+    device, step = net.device, BATCH if at else 4 * BATCH
+    with closing(_front(net, at)) if at else nullcontext() as front:
+        for first in range(0, len(images), step):
+            part = images[first : first + step]
+            there = device.empty(part.size, part.dtype.name)
+            device.upload(there, part)
+            if front is None:
+                yield there, part.shape
+            else:
+                made = inference.on_gpu(front, DeviceArray(there, part.shape, None, device.stream), min(BATCH, len(images)))
+                yield made.flat, made.shape
+
+
+def _front(net: Net, at: int) -> Net:
+    """The layers of `net` before layer `at`, with its weights."""
     choice = Choice(net.row, net.why)
     front = Net(net.layers[:at], net.input_shape, choice=choice, device=net.device, normalisation=net.normalisation, fusing=net.fusing)
     weights = net.params.as_dict()
     front.params.load_dict({name: weights[name] for name in front.params.names})
-    yield from front.predict_batches(images, min(BATCH, len(images)))
-    front.close()
+    return front
 
 
 def _chosen(images: np.ndarray, count: int, seed: int) -> np.ndarray:

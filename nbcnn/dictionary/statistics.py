@@ -1,4 +1,4 @@
-"""Statistics of patches: patches drawn from images, their covariance, and the matrices that whiten them (ZCA, principal components)."""
+"""Statistics of patches: patches drawn from images, and of their covariance the matrices that whiten them (ZCA, principal components)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from nbcnn.dictionary.kmeans import parts_of
+from nbcnn.dictionary.samples import places
 
-SINGLE = 1024
+SINGLE = 512
 """From so many dimensions on eigenvectors are found in float32: their error, 1e-7 of the largest eigenvalue, is far below what is added to all."""
 
 
@@ -19,18 +19,12 @@ def drawn(maps: np.ndarray, window: tuple[int, int], count: int, random: np.rand
     >>> drawn(np.zeros((2, 3, 5, 5), np.uint8), (2, 2), 7, np.random.default_rng(0)).shape
     (7, 12)
     """
-    return _windows(maps, window, _places(maps, window, count, random))
+    return _windows(maps, window, places(maps.shape, window, count, random))
 
 
-def _places(maps: np.ndarray, window: tuple[int, int], count: int, random: np.random.Generator) -> list[np.ndarray]:
-    """Image, row and column of `count` windows, drawn at random."""
-    n, _, h, w = maps.shape
-    return [random.integers(0, extent, count) for extent in (n, h - window[0] + 1, w - window[1] + 1)]
-
-
-def _windows(maps: np.ndarray, window: tuple[int, int], places: list[np.ndarray]) -> np.ndarray:
-    """The windows at `places`, (count, C·R·S)."""
-    image, row, column = places
+def _windows(maps: np.ndarray, window: tuple[int, int], where: np.ndarray) -> np.ndarray:
+    """The windows at the places `where` (3, count): (count, C·R·S)."""
+    image, row, column = where
     windows = np.lib.stride_tricks.sliding_window_view(maps, window, axis=(2, 3))  # (N, C, P, Q, R, S)
     return windows[image, :, row, column].reshape(len(image), -1)
 
@@ -49,7 +43,7 @@ def drawn_of_all(blocks: Iterable[np.ndarray], images: int, window: tuple[int, i
             due = count * seen // images
             if made is None:
                 made = np.empty((count, block.shape[1] * window[0] * window[1]), np.float32)
-            waiting.append(threads.submit(_copied, made[given:due], block, window, _places(block, window, due - given, random)))
+            waiting.append(threads.submit(_copied, made[given:due], block, window, places(block.shape, window, due - given, random)))
             given = due
         for each in waiting:
             each.result()
@@ -57,19 +51,8 @@ def drawn_of_all(blocks: Iterable[np.ndarray], images: int, window: tuple[int, i
     return made
 
 
-def _copied(target: np.ndarray, maps: np.ndarray, window: tuple[int, int], places: list[np.ndarray]) -> None:
-    target[...] = _windows(maps, window, places)
-
-
-def covariance(samples: np.ndarray) -> np.ndarray:
-    """The mean of x xᵀ over the rows of `samples` (n, D), float64 (D, D); the rows are centred already. Terms are added in float32 by parts.
-
-    On the host also where there is a GPU: a product of two arrays as they lie takes less time than to transpose one for the product on a GPU.
-    """
-    found = np.zeros((samples.shape[1],) * 2)
-    for part in parts_of(samples):
-        found += part.T @ part
-    return found / len(samples)
+def _copied(target: np.ndarray, maps: np.ndarray, window: tuple[int, int], where: np.ndarray) -> None:
+    target[...] = _windows(maps, window, where)
 
 
 def eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

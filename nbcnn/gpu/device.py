@@ -215,6 +215,13 @@ class Gpu:
         self.synchronize()
         return source.copy_to_host(stream=self.stream)
 
+    def download_into(self, source: Any, target: np.ndarray) -> None:
+        """Enqueue a copy of the first values of `source` to `target`, which is page-locked: it is filled when the stream has run."""
+        if SIMULATOR:
+            np.copyto(target, source.copy_to_host()[: target.size])
+        else:
+            source[: target.size].copy_into(target, self.stream)
+
     def replayable(self, launches: Sequence[Any], branches: Sequence[str] | None = None) -> Callable[[], None]:
         """Capture `launches` into one CUDA graph and return the function that replays it on the stream.
 

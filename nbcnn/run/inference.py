@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nbcnn.datasets import arrays
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.arrays import DeviceArray
+from nbcnn.gpu.download import in_turn
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.plan.shapes import numel
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -19,24 +20,69 @@ if TYPE_CHECKING:
     from nbcnn.run.net import Net
 
 
+WORTH_BYTES = 1 << 26
+"""Bytes of outputs from which on they are copied from the GPU beside what makes the next ones."""
+MOST_BYTES = 1 << 28
+"""Bytes of a batch's output up to which they are: three of them take page-locked memory, which the system cannot swap."""
 KEPT_PLANS = 8
 """Plans that a net keeps in memory, one for each size of a batch; the oldest goes first."""
 
 
 def outputs(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
     """Yield the output of `inputs` batch by batch. Raises UsageError if they are none, or have another shape or dtype than the net's."""
+    _check(net, inputs)
+    if _in_turn(net, len(inputs), batch):
+        yield from _outputs(net, inputs, batch, lambda start, stop: np.empty((stop - start, *net.output_shape), np.float32))
+        return
+    for start in range(0, len(inputs), batch):
+        held = _enqueued(net, inputs[start : start + batch])
+        yield held.download("output").reshape(held.bufs["output"].shape)
+
+
+def _check(net: Net, inputs: np.ndarray) -> None:
+    """Raise UsageError for inputs that the net does not take."""
     name, dtypes = ("series", ("float32",)) if net.is_series else ("images", ("uint8", "float32"))
     if inputs.dtype.name not in dtypes or inputs.shape[1:] != net.input_shape:
         shape = ", ".join(map(str, net.input_shape))
         raise UsageError(f"{name} must be {' or '.join(dtypes)} (M, {shape}), got {inputs.dtype} {inputs.shape}")
     if not len(inputs):
         raise UsageError(f"there are no {name} to compute: the array is {inputs.shape}")
-    for start in range(0, len(inputs), batch):
-        part = inputs[start : start + batch]
-        held = _prepared(net, len(part), inputs.dtype.name)
-        held.upload("images", part)
-        held.programs["predict"].replay()
-        yield held.download("output").reshape(held.bufs["output"].shape)
+
+
+def whole(net: Net, inputs: np.ndarray, batch: int) -> np.ndarray:
+    """The outputs of all batches in one array. Raises UsageError as `outputs`."""
+    if not _in_turn(net, len(inputs), batch):
+        return np.concatenate(list(outputs(net, inputs, batch)))
+    _check(net, inputs)
+    made = np.empty((len(inputs), *net.output_shape), np.float32)
+    for _ in _outputs(net, inputs, batch, lambda start, stop: made[start:stop]):
+        pass
+    return made
+
+
+def _in_turn(net: Net, count: int, batch: int) -> bool:
+    """Whether so many outputs are worth the page-locked memory of `_outputs`."""
+    each = 4 * numel(net.output_shape)
+    return net.device.name == "gpu" and count > batch and count * each >= WORTH_BYTES and batch * each <= MOST_BYTES
+
+
+def _outputs(net: Net, inputs: np.ndarray, batch: int, target: Callable[[int, int], np.ndarray]) -> Iterator[np.ndarray]:
+    """The outputs of every batch, in `target` of its first image and the first behind it; the GPU makes the next one while one is copied."""
+
+    def made() -> Iterator[tuple[Any, np.ndarray]]:
+        for start in range(0, len(inputs), batch):
+            part = inputs[start : start + batch]
+            yield _enqueued(net, part).array("output"), target(start, start + len(part))
+
+    return in_turn(net.device, made(), min(batch, len(inputs)) * numel(net.output_shape))
+
+
+def _enqueued(net: Net, part: np.ndarray) -> Allocated:
+    """The plan that makes the output of one batch, which is enqueued behind what it waited for."""
+    held = _prepared(net, len(part), part.dtype.name)
+    held.upload("images", part)
+    held.programs["predict"].replay()
+    return held
 
 
 def on_gpu(net: Net, inputs: DeviceArray, batch: int) -> DeviceArray:

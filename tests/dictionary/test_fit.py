@@ -8,6 +8,7 @@ import pytest
 import nbcnn
 from nbcnn import AvgPool2d, Conv2d, KSparse, Linear, MaxPool2d, Noise, ReLU, Upsample2d, Whiten, WhitenPatches
 from nbcnn.dictionary import fit, statistics
+from nbcnn.dictionary.samples import HostSamples
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import whitening
 from nbcnn.run.net import Net
@@ -44,7 +45,7 @@ def test_windows_are_those_of_the_images(rng):
 def test_zca_whitens_and_components_are_in_order(rng):
     samples = (rng.standard_normal((4000, 6)) @ rng.standard_normal((6, 6))).astype(np.float32)
     samples -= samples.mean(0)
-    matrix = statistics.covariance(samples)
+    matrix = HostSamples(samples).covariance()
     whitened = samples @ statistics.zca(matrix, 0.0)
     np.testing.assert_allclose(whitened.T @ whitened / len(samples), np.eye(6), atol=1e-3)
     first = samples @ statistics.components(matrix, 2, 0.0)
@@ -115,3 +116,30 @@ def test_two_dictionaries_are_fitted_one_on_the_other(rng):
     active = (encoder(net, 9).predict(x) > 0).mean((0, 2, 3))
     assert ((active > 0.03) & (active < 0.3)).all()
     assert net.output_shape == (10, 3, 3)
+
+
+def test_a_gpu_fits_what_a_cpu_fits(gpu, rng):
+    x = smooth(rng, 60, size=6)
+    layers = [WhitenPatches(2), Conv2d(6, 1), ReLU()]
+    here, there = Net(layers, x.shape[1:], mode="cpu"), Net(layers, x.shape[1:], mode="tiled", device=gpu)
+    for net in (here, there):
+        fit.fit_encoder(net, x, seed=1)
+    wanted, got = here.params.as_dict(), there.params.as_dict()
+    # Sums over n patches in float32 on both sides differ by up to ε·√n of the largest eigenvalue, 12 times the mean one at most; (λ + 0.1·mean)^(−½)
+    # makes up to 12 / 0.1 / 2 times as much of it. Atoms are normalised sums of what that made, of which no sample changes sides.
+    tolerance = 2 * 60 * 2**-23 * np.sqrt(6000)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=tolerance * np.abs(value).max(), err_msg=name)
+
+
+def test_a_gpu_fits_one_dictionary_on_the_other(gpu, rng):
+    x = smooth(rng, 200, size=16)
+    net = Net(nbcnn.patches2(16, 16, atoms=(40, 50), projected=12), x.shape[1:], mode="tiled")
+    fit.fit_encoder(net, x)
+    h = encoder(net, 6).predict(x).transpose(0, 2, 3, 1).reshape(-1, 12)
+    np.testing.assert_allclose(h.T @ h / len(h), np.eye(12), atol=0.35)  # as on a CPU, above
+    z = encoder(net, 7).predict(x).transpose(0, 2, 3, 1).reshape(-1, 108)
+    np.testing.assert_allclose(np.linalg.norm(net.params.read("conv3.weight")[:, :, 0, 0], axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, rtol=1e-5)
+    active = (encoder(net, 9).predict(x) > 0).mean((0, 2, 3))
+    assert ((active > 0.05) & (active < 0.2)).all()

@@ -39,6 +39,7 @@ from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, U
 from nbcnn.nn.series_layers import DepthwiseConv1d, LastStep, PointwiseConv1d
 from nbcnn.ops.conv import hopper_ladder
 from nbcnn.ops.conv.frame.correlation import pack
+from nbcnn.ops.images import draw
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.products.gemm import launch_gemm_nt
 from nbcnn.ops.products.gram_wgmma import launch_gram
@@ -414,7 +415,19 @@ def _kernel_matrices(row: Row, arch: str) -> list[Use]:
     if arch == "90a":
         made += [("rows", rows.launch_halves(f, h, 64.0, 2**20)), ("rbf", launch_gram(halves, halves, f, (1024, 1024, 1024), 1024, 0.1, 1.0, 132))]
     means = next(user for user in USERS if user.name == "k-means")
-    products = [("gemm", launch_gemm_nt(f, f, f, 1024, 1024, 108)), ("winners", launch_keep_winner(f, 1024, 1024))]
+    products = [
+        ("gemm", launch_gemm_nt(f, f, f, 1024, 1024, 112)),
+        ("winners", launch_keep_winner(f, 1024, 1024)),
+        ("draw", draw.launch_draw_windows(_Array(2**20, np.uint8), i, f, f, f, 1024, (3, 32, 32), (6, 6), 112)),
+        ("draw", draw.launch_draw_windows(f, i, f, f, f, 1024, (96, 13, 13), (3, 3), 864)),
+        ("draw", draw.launch_normal_contrast(f, 1024, 108, 112, 1e-4)),
+        ("rows", rows.launch_moments(f, i, d, d, d, 1024, 112, 112, 64)),
+        ("rows", rows.launch_norms(f, d, f, f, 1024, 112)),
+        ("rows", rows.launch_copy(f, f, 1024, 112, to=(112, 0))),
+        ("process", process.launch_centred(f, i, f, f, 1024, 112, 112)),
+        ("process", process.launch_channel_products(f, d, 1024, 112, 1)),
+        ("process", process.launch_unit_rows(f, i, f, 1024, 112, 112)),
+    ]
     return [Use(classify, row, arch, op, launch) for op, launch in made] + [Use(means, row, arch, op, launch) for op, launch in products]
 
 

@@ -234,12 +234,7 @@ def encoder_of(plan: Plan, run: Path) -> Net:
 
 def code_of(net: Net, images: np.ndarray) -> np.ndarray:
     """Features (n, F) float32 of images (n, C, H, W)."""
-    made = np.empty((len(images), int(np.prod(net.output_shape))), np.float32)
-    first = 0
-    for block in net.predict_batches(images, min(BATCH, len(images))):
-        made[first : first + len(block)] = block.reshape(len(block), -1)
-        first += len(block)
-    return made
+    return net.predict(images, min(BATCH, len(images))).reshape(len(images), -1)
 
 
 def pictures(plan: Plan, case: Case, folder: Path) -> dict[str, str]:
