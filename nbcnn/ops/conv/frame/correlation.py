@@ -121,6 +121,11 @@ def correlation(call: Call) -> Correlation:
     return Correlation(N, H, W, C, P, Q, K, R, S, call.attrs["stride"], pad, pad)
 
 
+def whole(count: int, channels: int) -> int:
+    """`count` channels in whole steps of `channels`."""
+    return -(-count // channels) * channels
+
+
 def refusal(call: Call, channels: int) -> str | None:
     """None if the kernel serves the call, else the reason in words. `channels` are those of one tile along GK."""
     if reason := not_nhwc(call, "wgmma reads"):
@@ -144,8 +149,11 @@ def beyond_tma(g: Correlation) -> str | None:
     return None
 
 
-def pack(call: Call, channels: int = 1) -> np.ndarray:
-    """Index map of the filters as rows (phase, k) of (r, s, c), padded to whole steps of `channels`: (n,), or (4, n) where taps are added up."""
+def pack(call: Call, channels: int = 1, of_tap: int = 1) -> np.ndarray:
+    """Index map of the filters as rows (phase, k) of (r, s, c), padded to whole steps of `channels`: (n,), or (4, n) where taps are added up.
+
+    of_tap: the channels of each tap are padded to whole steps of so many first.
+    """
     shape = call.in_shapes[1]
     index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
     if in_phases(call):
@@ -157,6 +165,7 @@ def pack(call: Call, channels: int = 1) -> np.ndarray:
         rows = phase_filters(index).transpose(0, 1, 2, 4, 5, 3)  # terms, phases, K, R, S, C
     else:
         rows = gradient_filters(index).transpose(0, 2, 3, 4, 1)  # terms, C, R, S, K
+    rows = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % of_tap)], constant_values=-1)
     terms, GK = rows.shape[0], int(np.prod(rows.shape[-3:]))
     rows = rows.reshape(terms, -1, GK)
     made = np.pad(rows, ((0, 0), (0, 0), (0, -GK % channels)), constant_values=-1).reshape(terms, -1)

@@ -19,7 +19,7 @@ WARP = 32
 HELPERS = 3
 """Helper warps of a block: with them 384 threads, which leaves a consumer the 168 registers that 128 sums need."""
 BARRIERS = 256
-_HELPED = 4096
+HELPED = 4096
 """Bytes in which helper warps bring their sums together."""
 MOST_SPLIT = 132
 """Parts that the pixels are cut into at most."""
@@ -76,7 +76,7 @@ class PixelTile(OverPixels):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: room to align, the ring, its barriers, the helpers' sums."""
-        return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + _HELPED
+        return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + HELPED
 
     def column_tiles(self, g: Correlation) -> int:
         """Tiles across all panels; every tap has its own panels."""
