@@ -132,11 +132,11 @@ def moments_bytes(tile: PatchTile, kind: Kind) -> int:
 def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> list[PatchTile]:
     """The patch tiles that serve a correlation, with moments or without.
 
-    None where its images are no squares of 8×8, or its stride does not divide filter and image; nor for a single tap: it sees every pixel once, so
-    there is nothing to keep, and only two patches are in flight.
+    None where its images are no squares of 8×8, or its stride does not divide filter and image. A single tap sees every pixel once, so there the
+    filters must stay: only two patches are in flight.
     """
     divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
-    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides or g.R * g.S == 1:
+    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides:
         return []
     found: list[PatchTile] = []
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
@@ -149,7 +149,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         slots = free // (BN * ROW_BYTES)
         down, across = tiles_of(g, tile)
         tile = replace(tile, resident=min(down * across, blocks * multiprocessors))
-        if min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
+        if g.taps > 1 and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
             found.append(replace(tile, slots=min(slots, _MOST_SLOTS)))
         if across == 1 and steps <= min(slots, _MOST_KEPT):
             found.append(KeepingTile(**{**asdict(tile), "slots": steps}, kept=steps))
