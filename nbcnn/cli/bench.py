@@ -40,7 +40,7 @@ BELONGS = {
     **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
     **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
     **dict.fromkeys(("fused", "layers"), ("convs",)),
-    **dict.fromkeys(("model", "image", "breakdown"), ("nets",)),
+    **dict.fromkeys(("model", "image", "breakdown", "tiles"), ("nets",)),
     "batch": ("step", "nets", "convs", "epoch", "scaling"),
     "ranks": ("scaling",),
     "forms": ("step", "nets"),
@@ -82,6 +82,7 @@ def parser() -> Parser:
     flag(group, "--model", str, "nets: networks by name, or file.py:function of your own, with commas between them", "all", metavar="NAME,…")
     flag(group, "--image", bench_nets.image, "nets: channels, height and width for a network of your own", "3,32,32")
     flag(group, "--breakdown", bool, "nets: where the time of our step goes, by op and by step", "off")
+    flag(group, "--tiles", bool, "nets: every tile of every convolution in place of training steps, and what the choice of tiles costs", "off")
     flag(group, "--ranks", counts, "scaling: numbers of processes, one per GPU", "1,2")
     flag(group, "--layers", some_of(*LAYERS), "convs: only these layers", ",".join(LAYERS))
     flag(group, "--shape", str, "an op's: N,C,H,W,K[,R,S[,stride,pad]] or conv4@1024; N,C,H,W; N,F; COUNT", "256 images of conv2", metavar="SHAPE")
@@ -141,6 +142,8 @@ def _measure(flags: SimpleNamespace) -> int:
     device = "CPU" if on_host else Gpu().device_name
     before = regressions.baseline(flags, _section(flags), device)
     flags.peer = flags.peer or ("none" if is_op or on_host else "torch")
+    if flags.tiles:
+        flags.peer = "none"
     if flags.peer != "none" and flags.what in ("step", "nets", "convs", "scaling", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer = "none"

@@ -57,6 +57,9 @@ def check(flags: SimpleNamespace) -> None:
         raise UsageError("bench nets holds gradients against PyTorch's before it times them: leave --peer none out")
     if flags.compare and (len(wanted) > 1 or len(flags.precision or PRECISIONS) > 1):
         raise UsageError("--compare holds one network in one precision against its older times: give --model and --precision")
+    steps = ("compare", "save", "breakdown", "forms", "mode", "engine", "batch")
+    if flags.tiles and any(getattr(flags, name) for name in steps):
+        raise UsageError(f"bench nets --tiles times tiles of mode tensorcore, not steps: leave --{', --'.join(steps)} out; --json prints all times")
     if "eager" in (flags.forms or ()):
         raise UsageError("bench nets has no form eager: a CUDA graph runs the same kernels without waiting for the host")
 
@@ -69,6 +72,8 @@ def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     from nbcnn.lab.peers.torch_step import MISSING
     from nbcnn.lab.studies import nets as study
 
+    if flags.tiles:
+        return tiles(flags)
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
     if flags.peer == "none":
@@ -86,6 +91,18 @@ def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
             rows += found
             if flags.save:
                 results.save(section(name, precision, flags.batch), found, device, flags.results)
+    return rows, study.lines(rows)
+
+
+def tiles(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """Time every tile of every convolution, precision by precision; --seconds, if given, is what a precision may take."""
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.studies import tiles as study
+
+    rows, device = [], Gpu()
+    for precision in flags.precision or PRECISIONS:
+        found = study.problems([_network(name, flags) for name in names(flags)], precision, device)
+        rows += study.measure(found, device, flags.seconds, lambda text: print(text, file=sys.stderr, flush=True))
     return rows, study.lines(rows)
 
 

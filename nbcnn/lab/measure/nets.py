@@ -104,13 +104,17 @@ def examples(net: Net, count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarra
 # -- their plans, without a GPU
 
 
+def training(network: Network, precision: str, device: Any) -> Training:
+    """The training of a network in mode tensorcore on `device`, planned but not allocated."""
+    net = Net(network.layers(), network.shape, choice=Choice(MODES["tensorcore", precision], "as asked"), device=device)
+    images, targets = examples(net, network.batch)
+    return Training(net, {"train": resident(images, targets, classes=net.takes_classes)}, SGD(), network.batch, steps=1)
+
+
 def planned(network: Network, precision: str) -> Program:
     """The training step of a network in mode tensorcore, as an H200 runs it, bound to host memory: its launches cannot run, but say what would."""
-    choice = Choice(MODES["tensorcore", precision], "as asked")
     with as_if_on("90a"):
-        net = Net(network.layers(), network.shape, choice=choice, device=Absent((9, 0), H200))
-        images, targets = examples(net, network.batch)
-        work = Training(net, {"train": resident(images, targets, classes=net.takes_classes)}, SGD(), network.batch, steps=1)
+        work = training(network, precision, Absent((9, 0), H200))
         return work.allocate(work.plans()).programs["train", network.batch]
 
 

@@ -28,7 +28,6 @@ MN_STEP = 128
 """Added to an MN-major descriptor for the next instruction's k: two atoms of 1,024 bytes, in units of 16."""
 
 _SWIZZLE_128 = 1 << 62
-_ATOM = 1024 >> 4
 
 wgmma_fence = instruction("wgmma_fence", "wgmma.fence.sync.aligned;", None, ())
 """Before the first product, and after registers of the sums were written: makes them visible to wgmma."""
@@ -100,12 +99,13 @@ k_major = k_major_rows(1024)
 
 
 @cache
-def mn_major(next_64: int) -> Any:
+def mn_major(next_64: int, next_8: int = 1024) -> Any:
     """Device function (address) -> descriptor of an MN-major tile whose next 64 m (or n) start `next_64` bytes further.
 
-    Eight k follow each other in rows of 128 bytes, the next eight right behind. `next_64` is not used where the operand has 64.
+    Eight k follow each other in rows of 128 bytes, the next eight start `next_8` bytes further, by default right behind. `next_64` is not used where
+    the operand has 64; of overlapping 64s it is less than a tile. As in `k_major_rows` the address is a multiple of 128.
     """
-    HIGH = _SWIZZLE_128 | (_ATOM << 32) | ((next_64 >> 4) << 16)
+    HIGH = _SWIZZLE_128 | ((next_8 >> 4) << 32) | ((next_64 >> 4) << 16)
 
     @jit(device=True)
     def run(address):

@@ -13,9 +13,10 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.wgrad import correlation as wgrad_correlation
 from nbcnn.ops.conv.fused import up_cases
 from nbcnn.ops.conv.reference import conv_cases
-from nbcnn.ops.conv.wgmma import wgrad
+from nbcnn.ops.conv.wgmma import wgrad, wgrad_square
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile, candidates
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.case import Case
@@ -34,6 +35,9 @@ SHAPES = {
     "one tap": ConvShape(2, 128, 7, 7, 64, 1, 1, 1, 0),
     "strided tap": ConvShape(2, 64, 9, 9, 128, 1, 1, 2, 0),
     "linear": ConvShape(70, 136, 1, 1, 16, 1, 1, 1, 0),
+    "squares": ConvShape(3, 64, 16, 16, 64, 3, 3, 1, 1),
+    "squares, ragged channels": ConvShape(2, 72, 8, 24, 200, 3, 3, 1, 1),
+    "squares, two lines of taps": ConvShape(2, 128, 7, 8, 64, 2, 3, 1, 1),
 }
 UP_SHAPES = {
     "conv4": ConvShape(4, 128, 8, 8, 256, 3, 3, 1, 1),
@@ -71,7 +75,8 @@ def test_parity(gpu, precision):
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 def test_every_candidate_is_right(gpu, precision):
     row = row_of(precision)
-    for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases)):
+    squares = [(shape, conv_cases) for name, shape in SHAPES.items() if name.startswith("squares")]
+    for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases), *squares):
         case = next(case for case in make(shape) if case.op.endswith("wgrad"))
         impl = row.fallbacks[0][1][case.op]
         for tile in {replace(tile, split=min(tile.split, 3)) for tile in impl.candidates(bare(case, row.store), 132)}:
@@ -92,10 +97,38 @@ def test_every_part_has_steps_and_all_pixels_are_covered():
     for shape in (*SHAPES.values(), *UP_SHAPES.values()):
         for precision in ("bf16", "tf32", "fp32"):
             g = Correlation(shape.N, shape.H, shape.W, shape.C, shape.P, shape.Q, shape.K, shape.R, shape.S, shape.stride, shape.pad, shape.pad)
-            for tile in candidates(g, precision, 132):
+            squares = wgrad_square.candidates(g, 132) if precision == "bf16" else ()
+            for tile in (*candidates(g, precision, 132), *squares):
                 steps, parts = tile.steps(g), tile.parts(g)
                 assert (parts - 1) * steps < tile.pixel_steps(g) <= parts * steps
                 assert tile.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("squares")])
+def test_lines_of_a_patch_are_what_the_taps_of_a_square_see(name):
+    """What TMA and the descriptors of wgmma address, in NumPy: eights of rows PW apart, 64s one row apart; all squares add up to the gradient."""
+    shape = SHAPES[name]
+    (case,) = [case for case in conv_cases(shape) if case.op == "conv_wgrad" and "no bias" in case.label]
+    g = wgrad_correlation(bare(case, "bfloat16"))
+    tile = next(wgrad_square.candidates(g, 132))
+    x, dy = (a.astype(np.float64).transpose(0, 2, 3, 1) for a in case.ins)
+    around = np.zeros((g.N, g.H + 16, g.W + 16, g.C))
+    around[:, 8 : 8 + g.H, 8 : 8 + g.W] = x
+    found = np.zeros((g.K, g.R, g.S, g.C))
+    for image, h, w in np.ndindex(g.N, g.P // 8, g.Q // 8):
+        square = dy[image, 8 * h : 8 * h + 8, 8 * w : 8 * w + 8].reshape(64, g.K)
+        top, left = 8 + 8 * h - g.top, 8 + 8 * w - g.left
+        patch = around[image, top : top + tile.PH, left : left + tile.PW].reshape(-1, g.C)
+        for r, s in np.ndindex(g.R, g.S):
+            rows = [r * tile.PW + s + eight * tile.PW + k for eight in range(8) for k in range(8)]
+            found[:, r, s] += square.T @ patch[rows]
+    assert gradcheck.relative_error(found.transpose(0, 3, 1, 2), gradcheck.reference(case)[0]) < 1e-12
+    assert tile.patch_bytes == tile.PH * tile.PW * 128
+    inside = sum(
+        max(0, min(g.H, 8 * h - g.top + tile.PH) - max(0, 8 * h - g.top)) * max(0, min(g.W, 8 * w - g.left + tile.PW) - max(0, 8 * w - g.left))
+        for h, w in np.ndindex(g.P // 8, g.Q // 8)
+    )
+    assert tile.patch_pixels(g) == inside
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])

@@ -121,15 +121,27 @@ def correlation(call: Call) -> Correlation:
     return Correlation(N, H, W, C, P, Q, K, R, S, call.attrs["stride"], pad, pad)
 
 
+_MOST_PADDED, _MOST_PADDED_OF_TAP = 1.5, 2.0
+"""How many times its channels a source may be padded to, with several taps and with one, whose bytes take longer than its products: wgmma makes
+products 1.6 times as fast as mma.sync, which pads less."""
+
+
+def whole(count: int, channels: int) -> int:
+    """`count` channels in whole steps of `channels`."""
+    return -(-count // channels) * channels
+
+
 def refusal(call: Call, channels: int) -> str | None:
     """None if the kernel serves the call, else the reason in words. `channels` are those of one tile along GK."""
     if reason := not_nhwc(call, "wgmma reads"):
         return reason
-    if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1 and not (in_phases(call) and call.op == "conv_dgrad"):
+    if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1 and not in_phases(call):
         return f"the input gradient of stride {call.attrs['stride']} is no correlation"
     g = correlation(call)
-    if g.C % channels:
-        return f"{g.C} channels to sum over are not a multiple of {channels}"
+    if whole(g.C, channels) > (_MOST_PADDED if g.taps > 1 else _MOST_PADDED_OF_TAP) * g.C:
+        return f"{g.C} channels to sum over would be padded to {whole(g.C, channels)}"
+    if g.C % 8:
+        return f"{g.C} channels to sum over are not a multiple of 8"
     if g.K % 8:
         return f"{g.K} channels to write are not a multiple of 8"
     if g.top < 0 or g.left < 0:
@@ -144,8 +156,11 @@ def beyond_tma(g: Correlation) -> str | None:
     return None
 
 
-def pack(call: Call, channels: int = 1) -> np.ndarray:
-    """Index map of the filters as rows (phase, k) of (r, s, c), padded to whole steps of `channels`: (n,), or (4, n) where taps are added up."""
+def pack(call: Call, channels: int = 1, of_tap: int = 1) -> np.ndarray:
+    """Index map of the filters as rows (phase, k) of (r, s, c), padded to whole steps of `channels`: (n,), or (4, n) where taps are added up.
+
+    of_tap: the channels of each tap are padded to whole steps of so many first.
+    """
     shape = call.in_shapes[1]
     index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
     if in_phases(call):
@@ -157,6 +172,7 @@ def pack(call: Call, channels: int = 1) -> np.ndarray:
         rows = phase_filters(index).transpose(0, 1, 2, 4, 5, 3)  # terms, phases, K, R, S, C
     else:
         rows = gradient_filters(index).transpose(0, 2, 3, 4, 1)  # terms, C, R, S, K
+    rows = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % of_tap)], constant_values=-1)
     terms, GK = rows.shape[0], int(np.prod(rows.shape[-3:]))
     rows = rows.reshape(terms, -1, GK)
     made = np.pad(rows, ((0, 0), (0, 0), (0, -GK % channels)), constant_values=-1).reshape(terms, -1)

@@ -35,9 +35,14 @@ class Epilogue:
     second: Any
 
 
+def kind_of(call: Call) -> str:
+    """The kind of epilogue that a pass over images has."""
+    return "mask" if call.op.endswith("dgrad_relu") else "pool" if "pool" in call.op else "moments" if call.op == WITH_MOMENTS else "rows"
+
+
 def epilogue(call: Call) -> Epilogue:
     """The epilogue of a bound call of a pass over images."""
-    kind = "mask" if call.op.endswith("dgrad_relu") else "pool" if "pool" in call.op else "moments" if call.op == WITH_MOMENTS else "rows"
+    kind = kind_of(call)
     third = call.ins[2] if len(call.ins) > 2 else None
     return Epilogue(
         kind,

@@ -111,9 +111,9 @@ class WeightGradient(Generic[Tile]):
         """Channels from one tap of a part to the next."""
         return g.C
 
-    def read_again(self, tile: Tile, g: Correlation) -> int:
-        """Elements of one shifted image that a row of tiles reads besides its taps."""
-        return 0
+    def read_of_shifted(self, tile: Tile, g: Correlation) -> int:
+        """Elements of one shifted image that a row of tiles reads: every tap of every pixel, but for what lies outside."""
+        return windows(g.P, g.R, g.H, g.stride, g.top)[0] * windows(g.Q, g.S, g.W, g.stride, g.left)[0] * g.C
 
     def bias_planes(self, call: Call) -> tuple[int, int]:
         """(parts, channels) of the partial bias gradients; no parts where no bias gradient is wanted."""
@@ -144,10 +144,9 @@ class WeightGradient(Generic[Tile]):
     def traffic(self, call: Call) -> list[Traffic]:
         """Bytes of `bind`: the stationary operand once a column of tiles, the shifted one once a row of tiles and tap."""
         g, tile, (parts_b, count_b) = correlation(call), call.tile, self.bias_planes(call)
-        down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
-        across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)
+        rows, columns = windows(g.P, g.R, g.H, g.stride, g.top)[1], windows(g.Q, g.S, g.W, g.stride, g.left)[1]
         stationary, image = self.element * g.GM * g.K, self.element * g.N
-        shifted = image * (down * across * g.C + self.read_again(tile, g))
+        shifted = image * self.read_of_shifted(tile, g)
         read = stationary * self.column_tiles(tile, g) + shifted * tile.row_tiles(g)
         product = Traffic(read, self.scratch(call), stationary + image * g.C * rows * columns)
         # The sum reads whole quads of channels.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal
-from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue
+from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal, whole
+from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
@@ -42,28 +42,27 @@ def implementations(precision: str) -> dict[str, Impl]:
     """The passes over images in one precision, by op; and the convolution with moments, which is none of the table's."""
     kind = KINDS[precision]
 
-    def pooled(call: Call) -> bool:
-        return "pool" in call.op
-
     def supports(call: Call) -> str | None:
         reason = refusal(call, kind.channels)
         if reason:
             return reason
         g = correlation(call)
-        if pooled(call) and not candidates(g, kind, True):
+        if not candidates(g, kind, kind_of(call)):
             return f"no tile is whole pairs of rows of {g.Q} pixels"
         return None
 
     def tile(call: Call, multiprocessors: int) -> Tile | PatchTile:
         g = correlation(call)
-        return patch.choose(g, kind, multiprocessors, call.op == WITH_MOMENTS) or choose(g, kind, pooled(call), multiprocessors)
+        return patch.choose(_patch_tiles(call, kind, multiprocessors), g, multiprocessors) or choose(g, kind, kind_of(call), multiprocessors)
 
     def tiles(call: Call, multiprocessors: int) -> Sequence[Tile | PatchTile]:
-        g = correlation(call)
-        return [*candidates(g, kind, pooled(call)), *patch.candidates(g, kind, multiprocessors, call.op == WITH_MOMENTS)]
+        return [*candidates(correlation(call), kind, kind_of(call)), *_patch_tiles(call, kind, multiprocessors)]
 
     def scratch(call: Call) -> int:
-        return sum(_planes_bytes(correlation(call))) if kind.planes > 1 else 0
+        return sum(_planes_bytes(correlation(call), kind)) if kind.planes > 1 else 0
+
+    def pack_filters(call: Call) -> np.ndarray:
+        return pack(call, of_tap=kind.channels)
 
     def bind(call: Call) -> list[Launch]:
         return _bind(call, kind)
@@ -71,14 +70,25 @@ def implementations(precision: str) -> dict[str, Impl]:
     def bytes_of(call: Call) -> list[Traffic]:
         return traffic(call, kind)
 
-    impl = Impl(bind, scratch, supports, tile, pack, _PACKED[precision], (9, 0), tiles, bytes_of, exactly=True)
+    impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, exactly=True)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
 
-def _planes_bytes(g: Correlation) -> tuple[int, int]:
+def _patch_tiles(call: Call, kind: Kind, multiprocessors: int) -> list[PatchTile]:
+    """The patch tiles that serve a call: none for a mask of four phases, whose pixels do not lie as squares."""
+    g, wanted = correlation(call), kind_of(call)
+    return [] if wanted == "mask" and g.phases > 1 else patch.candidates(g, kind, multiprocessors, wanted == "moments")
+
+
+def _row(g: Correlation, kind: Kind) -> int:
+    """Elements of a row of packed filters: those of each tap in whole steps, since TMA reads zeros behind the last channel of a pixel."""
+    return g.taps * whole(g.C, kind.channels)
+
+
+def _planes_bytes(g: Correlation, kind: Kind) -> tuple[int, int]:
     """Bytes of the planes of the source and of the filters, the first rounded up so that the second is aligned."""
     source = 2 * PLANES * g.N * g.H * g.W * g.C
-    return -(-source // _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT, 2 * PLANES * g.phases * g.K * g.GK
+    return -(-source // _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT, 2 * PLANES * g.phases * g.K * _row(g, kind)
 
 
 def _operands(call: Call, g: Correlation, e: Epilogue) -> tuple[Any, np.int32, np.float32, Any]:
@@ -88,8 +98,8 @@ def _operands(call: Call, g: Correlation, e: Epilogue) -> tuple[Any, np.int32, n
 
 
 def _stored(g: Correlation, e: Epilogue) -> str:
-    """The epilogue as kernels take it: of four phases rows are interleaved."""
-    return "interleave" if e.kind == "rows" and g.phases > 1 else e.kind
+    """The epilogue as kernels take it: of four phases rows are interleaved, where x is positive or everywhere."""
+    return {"rows": "interleave", "mask": "interleave mask"}[e.kind] if g.phases > 1 else e.kind
 
 
 def _bind(call: Call, kind: Kind) -> list[Launch]:
@@ -97,7 +107,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     if isinstance(call.tile, PatchTile):
         return [_bind_patches(call, g, kind)]
     if kind.planes > 1:
-        source, filters, first = _split(call, g)
+        source, filters, first = _split(call, g, kind)
         return [*first, _bind_columns(call, g, kind, source, filters)]
     return [_bind_columns(call, g, kind, call.ins[0], call.packed)]
 
@@ -110,10 +120,11 @@ def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: 
     lower, upper = g.corners
     maps = tensor_maps.upload(
         tensor_maps.encode_im2col(source, (kind.planes * g.N, g.H, g.W, g.C), lower, upper, g.stride, kind.channels, tile.BM),
-        tensor_maps.encode_tiled(filters, (g.GK, kind.planes * rows), (kind.channels, tile.BN)),
+        tensor_maps.encode_tiled(filters, (_row(g, kind), kind.planes * rows), (kind.channels, tile.BN)),
     )
     down, across = tiles_of(g, tile)
-    scalars = (g.N, g.C, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, g.GK // kind.channels)
+    channels, steps = whole(g.C, kind.channels), _row(g, kind) // kind.channels
+    scalars = (g.N, channels, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, steps)
     args = (maps, b, biased, floor, x, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
     kernel = correlate(tile, kind.name, _stored(g, e))
     return Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))
@@ -142,26 +153,26 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     outputs = [output(y, r, s, 2) for r in (0, 1) for s in (0, 1)] if stored == "interleave" else [output(y, 0, 0, 1), output(x, 0, 0, 1)]
     maps = tensor_maps.upload(
         *(source(u, v) for u in range(step) for v in range(step)),
-        tensor_maps.encode_tiled(call.packed, (g.GK, g.phases * g.K), (kind.channels, tile.BN)),
+        tensor_maps.encode_tiled(call.packed, (_row(g, kind), g.phases * g.K), (kind.channels, tile.BN)),
         *([] if stored == "pool" else outputs),
     )
     down, across = patch.tiles_of(g, tile)
-    scalars = (g.N, g.C, g.P, g.Q, g.K, g.top, g.left, across, down * across)
+    scalars = (g.N, whole(g.C, kind.channels), g.P, g.Q, g.K, g.top, g.left, across, down * across)
     args = (maps, b, biased, floor, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
     kernel = correlate_patches(tile, kind.name, w, stored)
     shared = patch.shared_bytes(tile, kind, w) + (patch.moments_bytes(tile, kind) if stored == "moments" else 0)
     return Launch(kernel, tile.resident, tile.threads, args, shared, keep=(maps, call.ins[0], call.packed, x))
 
 
-def _split(call: Call, g: Correlation) -> tuple[Any, Any, list[Launch]]:
+def _split(call: Call, g: Correlation, kind: Kind) -> tuple[Any, Any, list[Launch]]:
     """Source and filters as planes of bfloat16 in scratch, and the launches that make them."""
-    source_bytes, filter_bytes = _planes_bytes(g)
+    source_bytes, filter_bytes = _planes_bytes(g, kind)
     source = call.scratch[:source_bytes].view(np.uint16)
     filters = call.scratch[source_bytes : source_bytes + filter_bytes].view(np.uint16)
     return (
         source,
         filters,
-        [launch_split(call.ins[0], source, numel(call.in_shapes[0])), launch_split(call.packed, filters, g.phases * g.K * g.GK)],
+        [launch_split(call.ins[0], source, numel(call.in_shapes[0])), launch_split(call.packed, filters, g.phases * g.K * _row(g, kind))],
     )
 
 
@@ -171,10 +182,10 @@ def traffic(call: Call, kind: Kind) -> list[Traffic]:
     mask = size(call, "in", 2) if call.op.endswith("dgrad_relu") else 0
     first = []
     if kind.planes > 1:
-        first = [split_traffic(numel(call.in_shapes[0])), split_traffic(g.phases * g.K * g.GK)]
+        first = [split_traffic(numel(call.in_shapes[0])), split_traffic(g.phases * g.K * _row(g, kind))]
     pixels, down = _patches(g, call.tile) if isinstance(call.tile, PatchTile) else _columns(g, call.tile)
     source = kind.planes * kind.element * g.N * g.C
-    filters = kind.element * g.GK
+    filters = kind.element * _row(g, kind)
     rows = clipped(g.K, call.tile.BN, kind.planes * g.phases)
     read = source * pixels * ceil_div(g.K, call.tile.BN) + filters * rows * down + mask
     distinct = source * g.H * g.W + filters * kind.planes * g.phases * g.K + mask

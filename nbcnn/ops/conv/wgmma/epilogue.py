@@ -103,8 +103,9 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
     """
     kind = KINDS[kind_name]
     PITCH, THREADS, CHUNK = pitch(tile, kind), tile.groups * WARPGROUP, 16 // kind.result
-    CHUNKS = _log2(tile.BN // CHUNK)
-    STEP = THREADS >> CHUNKS
+    # Of a BN that is no power of two some threads have nothing to store.
+    CHUNKS, ACROSS = (tile.BN // CHUNK - 1).bit_length(), tile.BN // CHUNK
+    STEP, RAGGED = THREADS >> CHUNKS, ACROSS & ACROSS - 1 != 0
     BATCH = min(_LOADS, tile.BM // STEP)
     WORDS, BATCHES, LAST = 4 * BATCH, tile.BM // STEP // BATCH, (1 << CHUNKS) - 1
     load, keep, store = moves(kind_name)
@@ -118,12 +119,18 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
         start = stage + (row * PITCH + chunk * 16)
         # A pixel beyond the last, or a channel, fails this one comparison.
         end = GM if channel < K else 0
+        if RAGGED:
+            end = end if chunk < ACROSS else 0
         for batch in range(BATCHES):
             # All loads of a batch before its stores: else each would wait for the memory by itself.
             if mask:
                 for i in range(BATCH):
                     m = m0 + row + (batch * BATCH + i) * STEP
-                    x0, x1, x2, x3 = load(x, m * K + channel, m < end)
+                    masked = m
+                    if interleaved:
+                        above = m // Q
+                        masked = (2 * above + r) * 2 * Q + 2 * (m - above * Q) + s
+                    x0, x1, x2, x3 = load(x, masked * K + channel, m < end)
                     masks[4 * i], masks[4 * i + 1], masks[4 * i + 2], masks[4 * i + 3] = x0, x1, x2, x3
             for i in range(BATCH):
                 m = m0 + row + (batch * BATCH + i) * STEP

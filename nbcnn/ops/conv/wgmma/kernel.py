@@ -20,7 +20,8 @@ from nbcnn.ops.ptx.vector import load1_if
 
 @cache
 def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
-    """The kernel for one tile and precision. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases)."""
+    """The kernel for one tile and precision. epilogue: "rows", "mask" (only where x > 0), "pool", "moments", "interleave" (four phases)
+    or "interleave mask"."""
     kind = KINDS[kind_name]
     THREADS, WARPS, STAGES, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
     RING = max(tile.slots * stage_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
@@ -29,10 +30,10 @@ def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
     init, produce, consume = init_ring(STAGES, WARPS), producer(tile, kind_name), consumer(tile, kind_name)
     GROUP_BYTES = BM // tile.groups * ROW_BYTES
     put = stores.put_fragments(tile, kind_name)
-    store = stores.store_rows(tile, kind_name, epilogue == "mask", epilogue == "interleave")
+    store = stores.store_rows(tile, kind_name, "mask" in epilogue, "interleave" in epilogue)
     store_pooled = stores.store_pooled(tile, kind_name)
     consumers = bar_sync(1, tile.groups * WARPGROUP)
-    POOL, INTERLEAVE, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "moments"
+    POOL, INTERLEAVE, MOMENTS = epilogue == "pool", "interleave" in epilogue, epilogue == "moments"
     moments = stores.row_moments(tile, kind_name)
 
     @jit(launch_bounds=(THREADS, tile.blocks))
@@ -46,7 +47,7 @@ def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
         owns    block BM × BN, warpgroup BM/groups × BN, thread 2 columns of 8, every 8th row.
         shared  `shared_bytes(tile)`: the ring, where results are put at the end, and its barriers.
         moves   the source ⌈K/BN⌉·phases times, mostly out of L2 (its taps too), filters once a block out of L2, y once.
-        needs   compute capability 9.0; channels of the source in whole rows of 128 bytes, K a multiple of 8.
+        needs   compute capability 9.0; C in whole rows of 128 bytes (TMA reads zeros behind the source's own), K a multiple of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions" and "im2col mode".
         """
         memory = cuda.shared.array(0, np.uint8)

@@ -11,9 +11,10 @@ With stride 2 a patch holds every second pixel of every second line: four patche
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
-from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.correlation import Correlation, whole
 from nbcnn.ops.conv.frame.moments import Columns
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -21,6 +22,8 @@ from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 SQUARE = 8
 """Pixels along the side of a square, the 64 rows of one wgmma."""
 _SHARED_OF_BLOCK = 227 * 1024
+_SHARED_OF_MULTIPROCESSOR = 228 * 1024
+_RESERVED = 1024
 BARRIER_BYTES = 256
 
 
@@ -45,6 +48,11 @@ class PatchTile:
         return self.TN * self.TH * self.TW
 
     @property
+    def keeps(self) -> bool:
+        """True if the filters of all taps and channels are loaded once and stay: `slots` is then their number of steps."""
+        return False
+
+    @property
     def threads(self) -> int:
         """Consumer warpgroups and one producer warp."""
         return self.groups * WARPGROUP + 32
@@ -52,6 +60,20 @@ class PatchTile:
     def chunk(self, g: Correlation) -> int | None:
         """Pixels whose moments are taken together: a warpgroup's; None where the last tile has fewer images than the others."""
         return self.BM // self.groups if g.N % self.TN == 0 else None
+
+
+@dataclass(frozen=True)
+class KeepingTile(PatchTile):
+    """A tile of a correlation whose filters all fit into shared memory, in `kept` steps (`slots` as well): a block loads them once, not once a tile.
+
+    That is where few filters make short tiles: with 64 of 64 channels a tap's filters would be 8 KB for 128 pixels' 16 KB of operands.
+    """
+
+    kept: int
+
+    @property
+    def keeps(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -110,31 +132,36 @@ def moments_bytes(tile: PatchTile, kind: Kind) -> int:
 def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> list[PatchTile]:
     """The patch tiles that serve a correlation, with moments or without.
 
-    None where its images are no squares of 8×8, or its stride does not divide filter and image; nor for a single tap: it sees every pixel once, so
-    there is nothing to keep, and only two patches are in flight.
+    None where its images are no squares of 8×8, or its stride does not divide filter and image. A single tap sees every pixel once, so there the
+    filters must stay: only two patches are in flight.
     """
     divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
-    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides or g.R * g.S == 1:
+    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides:
         return []
-    found = []
-    for BM, BN, groups in _SHAPES:
+    found: list[PatchTile] = []
+    w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
+    for BM, BN, groups, blocks in _SHAPES:
         TW = _side(g.Q, BM // SQUARE)
         TH = _side(g.P, BM // TW)
-        tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, 1, 0)
-        free = _SHARED_OF_BLOCK - shared_bytes(tile, kind, window(g)) - (moments_bytes(tile, kind) if moments else 0)
-        slots = min(_MOST_SLOTS, free // (BN * ROW_BYTES))
+        tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, blocks, 0)
+        room = min(_SHARED_OF_BLOCK, _SHARED_OF_MULTIPROCESSOR // blocks - _RESERVED)
+        free = room - shared_bytes(tile, kind, w) - (moments_bytes(tile, kind) if moments else 0)
+        slots = free // (BN * ROW_BYTES)
         down, across = tiles_of(g, tile)
-        if slots >= 2 and (BN <= 64 or BN < 2 * g.K):
-            found.append(replace(tile, slots=slots, resident=min(down * across, multiprocessors)))
+        tile = replace(tile, resident=min(down * across, blocks * multiprocessors))
+        if g.taps > 1 and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
+            found.append(replace(tile, slots=min(slots, _MOST_SLOTS)))
+        if across == 1 and steps <= min(slots, _MOST_KEPT):
+            found.append(KeepingTile(**{**asdict(tile), "slots": steps}, kept=steps))
     return found
 
 
-def choose(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> PatchTile | None:
+def choose(tiles_given: Sequence[PatchTile], g: Correlation, multiprocessors: int) -> PatchTile | None:
     """256×128 where every multiprocessor gets four such tiles, else 128×128 where each gets one; None: leave it to `tile.choose`.
 
     In bf16 at batch 1,024 these are the fastest of all tiles of both kernels, or within 4 % of them.
     """
-    tiles = {(tile.BM, tile.BN): tile for tile in candidates(g, kind, multiprocessors, moments)}
+    tiles = {(tile.BM, tile.BN): tile for tile in tiles_given if not tile.keeps}
     for shape, least in (((256, 128), 4), ((128, 128), 1)):
         if shape in tiles:
             down, across = tiles_of(g, tiles[shape])
@@ -143,8 +170,20 @@ def choose(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = Fal
     return None
 
 
-_SHAPES = ((256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 64, 1))
+_SHAPES = (
+    (256, 128, 2, 1),
+    (128, 256, 2, 1),
+    (128, 128, 2, 1),
+    (256, 64, 2, 1),
+    (128, 64, 2, 1),
+    (128, 64, 2, 2),
+    (64, 64, 1, 1),
+    (64, 64, 1, 2),
+)
+"""BM, BN, warpgroups, blocks that share a multiprocessor."""
 _MOST_SLOTS = 6
+_MOST_KEPT = 12
+"""Stages of filters, kept or not, for which there are barriers."""
 
 
 def _side(size: int, most: int) -> int:

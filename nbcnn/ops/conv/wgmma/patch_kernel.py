@@ -92,7 +92,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
     ACROSS, DOWN = (tile.TW // SQUARE).bit_length() - 1, (tile.TH // SQUARE).bit_length() - 1
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
     POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "mask", epilogue == "moments"
-    OUTPUTS = 4 if INTERLEAVE else 2
+    OUTPUTS, KEEPS = 4 if INTERLEAVE else 2, tile.keeps
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = put_fragments(tile, kind_name, MASK), store_pooled(tile, kind_name)
     init_filters, claim_filters, next_filters = init_ring(STAGES, WARPS), claim_stage(FILTERS), next_stage(STAGES)
@@ -128,7 +128,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row.
         shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers, and sums for moments.
         moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once.
-        needs   compute capability 9.0; channels of the source in whole rows of 128 bytes, K a multiple of 8, P and Q of 8.
+        needs   compute capability 9.0; C in whole rows of 128 bytes (TMA reads zeros behind the source's own), K, P and Q multiples of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
         """
         memory = cuda.shared.array(0, np.uint8)
@@ -184,9 +184,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                             for r in range(R):
                                 for s in range(S):
                                     tap = (r * STRIDE + U) * ALL_S + s * STRIDE + V
-                                    barrier = claim_filters(full, empty, stage, parity)
-                                    load_tile_2d(ring + stage * FILTERS, filter_map, tap * C + c, row, barrier)
-                                    stage, parity = next_filters(stage, parity)
+                                    if not KEEPS or tile_at == cuda.blockIdx.x:
+                                        barrier = claim_filters(full, empty, stage, parity)
+                                        load_tile_2d(ring + stage * FILTERS, filter_map, tap * C + c, row, barrier)
+                                        stage, parity = next_filters(stage, parity)
                             c += CHANNELS
                     tile_at += cuda.gridDim.x
         else:
@@ -245,11 +246,15 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                             # The step before this one is done: its filters, and after the last tap its patch, may be overwritten.
                             one_running()
                             if lane == 0 and previous >= 0:
-                                mbarrier_arrive(empty + previous * 8)
+                                if not KEEPS:
+                                    mbarrier_arrive(empty + previous * 8)
                                 if tap == 0:
                                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
                             previous = stage
                             stage, parity = next_filters(stage, parity)
+                            if KEEPS:
+                                # Filters that stay have ended the first phase of their barrier, and no other begins.
+                                parity = 0
                             s += ROW_BYTES
                             tap += 1
                         line += PW * ROW_BYTES
@@ -257,7 +262,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                     step += 1
                 all_done(acc)
                 if lane == 0:
-                    mbarrier_arrive(empty + previous * 8)
+                    if not KEEPS:
+                        mbarrier_arrive(empty + previous * 8)
                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
                 if MASK:
                     mbarrier_wait(mask_full + group * 8, mask_parity)

@@ -78,21 +78,24 @@ def fits(tile: Tile, kind: Kind) -> bool:
     return need <= _SHARED_OF_BLOCK and tile.blocks * (need + _RESERVED) <= _SHARED_OF_MULTIPROCESSOR
 
 
+_ONE_PLANE = (
+    Tile(128, 256, 2, 4, 1),
+    Tile(256, 128, 2, 4, 1),
+    Tile(128, 192, 2, 5, 1),
+    Tile(128, 160, 2, 5, 1),
+    Tile(128, 128, 2, 3, 2),
+    Tile(64, 256, 1, 5, 1),
+    Tile(128, 96, 2, 3, 2),
+    Tile(256, 64, 2, 5, 1),
+    Tile(256, 96, 2, 5, 1),
+    Tile(128, 64, 2, 4, 2),
+    Tile(64, 128, 1, 4, 2),
+    Tile(64, 64, 1, 6, 2),
+    Tile(64, 64, 1, 4, 3),
+)
 _TILES = {
-    "bf16": (
-        Tile(128, 256, 2, 4, 1),
-        Tile(256, 128, 2, 4, 1),
-        Tile(128, 128, 2, 3, 2),
-        Tile(128, 64, 2, 4, 2),
-        Tile(64, 64, 1, 6, 2),
-    ),
-    "tf32": (
-        Tile(128, 256, 2, 4, 1),
-        Tile(256, 128, 2, 4, 1),
-        Tile(128, 128, 2, 3, 2),
-        Tile(128, 64, 2, 4, 2),
-        Tile(64, 64, 1, 6, 2),
-    ),
+    "bf16": _ONE_PLANE,
+    "tf32": _ONE_PLANE,
     "fp32": (
         Tile(128, 128, 2, 2, 1),
         Tile(128, 64, 2, 3, 1),
@@ -101,9 +104,15 @@ _TILES = {
 }
 
 
-def candidates(g: Correlation, kind: Kind, pooled: bool) -> list[Tile]:
-    """The tiles that serve a correlation: all, or with pooling those whose rows are whole pairs of image rows."""
-    return [tile for tile in _TILES[kind.name] if not pooled or tile.BM % (2 * g.Q) == 0]
+def candidates(g: Correlation, kind: Kind, epilogue: str = "rows") -> list[Tile]:
+    """The tiles that serve a correlation: all, with pooling those whose rows are whole pairs of image rows.
+
+    Where a thread of the epilogue owns columns (of a pooling, of moments) BN is a power of two.
+    """
+    powers = [tile for tile in _TILES[kind.name] if tile.BN & (tile.BN - 1) == 0]
+    if epilogue == "pool":
+        return [tile for tile in powers if tile.BM % (2 * g.Q) == 0]
+    return powers if epilogue == "moments" else list(_TILES[kind.name])
 
 
 def tiles_of(g: Correlation, tile: Tile) -> tuple[int, int]:
@@ -118,9 +127,10 @@ _TIMES = {(256, 128, 1): (594, 5000), (128, 256, 1): (594, 5000), (128, 128, 2):
 _OTHER = (594, 5000)
 
 
-def choose(g: Correlation, kind: Kind, pooled: bool, multiprocessors: int) -> Tile:
+def choose(g: Correlation, kind: Kind, epilogue: str, multiprocessors: int) -> Tile:
     """The tile of the least time in that model; where two are equal, the larger."""
-    return min(candidates(g, kind, pooled), key=lambda tile: _time(g, kind, tile, multiprocessors))
+    known = [tile for tile in candidates(g, kind, epilogue) if kind.planes > 1 or (tile.BM, tile.BN, tile.blocks) in _TIMES]
+    return min(known, key=lambda tile: _time(g, kind, tile, multiprocessors))
 
 
 def _time(g: Correlation, kind: Kind, tile: Tile, multiprocessors: int) -> tuple[int, int]:

@@ -12,8 +12,9 @@ import numpy as np
 from nbcnn.ops.conv.frame.correlation import Correlation, beyond_tma
 from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
-from nbcnn.ops.conv.wgmma import wgrad_tile
+from nbcnn.ops.conv.wgmma import wgrad_square, wgrad_tile
 from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
+from nbcnn.ops.conv.wgmma.wgrad_square import SquareTile
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
@@ -23,7 +24,7 @@ from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import windows
 
 
-class WgmmaWeightGradient(WeightGradient[PixelTile]):
+class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
     """Weight gradients in one precision."""
 
     def __init__(self, precision: str) -> None:
@@ -39,27 +40,32 @@ class WgmmaWeightGradient(WeightGradient[PixelTile]):
             return f"a filter of more than {MOST_TAPS} taps"
         return beyond_tma(g) or too_large(*call.in_shapes, (wgrad_tile.MOST_SPLIT, *call.out_shapes[0]), what="a tensor")
 
-    def candidates(self, g: Correlation, multiprocessors: int) -> list[PixelTile]:
-        return list(wgrad_tile.candidates(g, self.precision, multiprocessors))
+    def candidates(self, g: Correlation, multiprocessors: int) -> list[PixelTile | SquareTile]:
+        squares = wgrad_square.candidates(g, multiprocessors) if self.precision == "bf16" else ()
+        return [*wgrad_tile.candidates(g, self.precision, multiprocessors), *squares]
 
-    def choose(self, g: Correlation, multiprocessors: int) -> PixelTile:
+    def choose(self, g: Correlation, multiprocessors: int) -> PixelTile | SquareTile:
         return wgrad_tile.choose(g, self.precision, multiprocessors)
 
-    def column_tiles(self, tile: PixelTile, g: Correlation) -> int:
+    def column_tiles(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
         return tile.column_tiles(g)
 
-    def sums_of_shifted(self, tile: PixelTile, g: Correlation) -> int:
+    def sums_of_shifted(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
         return g.taps
 
-    def read_again(self, tile: PixelTile, g: Correlation) -> int:
-        """Panels beyond the last one of a last column of tiles bring that one again."""
+    def read_of_shifted(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
+        """Squares read patches; panels beyond the last one of a last column of tiles bring that one again."""
+        if isinstance(tile, SquareTile):
+            return tile.patch_pixels(g) * g.C
         of_tap = ceil_div(g.C, tile.panel)
         again = tile.column_tiles(g) * (tile.BN // tile.panel) - g.taps * of_tap
         last = windows(g.P, 1, g.H, g.stride, g.top - g.R + 1)[0] * windows(g.Q, 1, g.W, g.stride, g.left - g.S + 1)[0]
-        return again * last * (g.C - (of_tap - 1) * tile.panel)
+        return super().read_of_shifted(tile, g) + again * last * (g.C - (of_tap - 1) * tile.panel)
 
     def product(self, call: Call, g: Correlation, partials: Any, partials_b: Any) -> Launch:
         tile, bias, (stationary, shifted) = call.tile, bias_of(call), operands(call)
+        if isinstance(tile, SquareTile):
+            return self._squares(call, tile, g, partials, partials_b)
         maps = upload(
             encode_tiled(stationary, (g.K, g.GM), (tile.panel, tile.BK)),
             encode_im2col(shifted, (g.N, g.H, g.W, g.C), *g.corners, g.stride, tile.panel, tile.BK),
@@ -68,6 +74,18 @@ class WgmmaWeightGradient(WeightGradient[PixelTile]):
         sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
         args, grid = (maps, partials, partials_b, *map(np.int32, sizes)), (tile.row_tiles(g) * columns, tile.parts(g))
         return Launch(pixel_product(unsplit(tile), bias), grid, tile.threads(bias != ""), args, shared=tile.shared_bytes, name=call.op)
+
+    def _squares(self, call: Call, tile: SquareTile, g: Correlation, partials: Any, partials_b: Any) -> Launch:
+        """The launch of the product by squares, which are only of dy: of conv_wgrad."""
+        (dy, x), columns, bias = operands(call), tile.column_tiles(g), bias_of(call) != ""
+        maps = upload(
+            encode_tiled(dy, (g.K, g.Q, g.P, g.N), (tile.BM, wgrad_square.SQUARE, wgrad_square.SQUARE, 1)),
+            encode_tiled(x, (g.C, g.W, g.H, g.N), (wgrad_square.CHANNELS, tile.PW, tile.PH, 1)),
+        )
+        sizes = (g.K, g.C, g.P, g.Q, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
+        args, grid = (maps, partials, partials_b, *map(np.int32, sizes)), (tile.row_tiles(g) * columns, tile.parts(g))
+        kernel = wgrad_square.square_product(unsplit(tile), bias)
+        return Launch(kernel, grid, tile.threads(bias), args, shared=tile.shared_bytes, name=call.op)
 
 
 def ops(precision: str) -> dict[str, Impl]:

@@ -19,7 +19,7 @@ WARP = 32
 HELPERS = 3
 """Helper warps of a block: with them 384 threads, which leaves a consumer the 168 registers that 128 sums need."""
 BARRIERS = 256
-_HELPED = 4096
+HELPED = 4096
 """Bytes in which helper warps bring their sums together."""
 MOST_SPLIT = 132
 """Parts that the pixels are cut into at most."""
@@ -76,7 +76,7 @@ class PixelTile(OverPixels):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: room to align, the ring, its barriers, the helpers' sums."""
-        return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + _HELPED
+        return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + HELPED
 
     def column_tiles(self, g: Correlation) -> int:
         """Tiles across all panels; every tap has its own panels."""
@@ -92,6 +92,7 @@ _TILES = {
         PixelTile(128, 256, 64, 2, 4),
         PixelTile(128, 192, 64, 2, 5),
         PixelTile(128, 128, 64, 2, 6),
+        PixelTile(192, 192, 64, 3, 4),
         PixelTile(64, 256, 64, 1, 5),
         PixelTile(64, 128, 64, 1, 6),
         PixelTile(64, 64, 64, 1, 6),
@@ -135,16 +136,16 @@ def _cycles(tile: PixelTile, g: Correlation, precision: str, multiprocessors: in
 
 
 def candidates(g: Correlation, precision: str, multiprocessors: int) -> Iterator[PixelTile]:
-    """Every tile with the splits that fill half a wave, one or two, or leave the pixels whole."""
+    """Every tile with the splits that fill half a wave, or one to four, or leave the pixels whole."""
     for tile in _TILES[precision]:
         outputs = tile.row_tiles(g) * tile.column_tiles(g)
         most = min(MOST_SPLIT, tile.pixel_steps(g))
-        for split in sorted({1, *(min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2))}):
+        for split in sorted({1, *(min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2, 3, 4))}):
             yield replace(tile, split=split)
 
 
 def choose(g: Correlation, precision: str, multiprocessors: int) -> PixelTile:
     """The candidate with the least estimated time, of those that make one wave if there are any: fewer parts to store and to add."""
-    every = list(candidates(g, precision, multiprocessors))
+    every = [tile for tile in candidates(g, precision, multiprocessors) if tile.groups < 3]
     one_wave = [tile for tile in every if tile.blocks(g) <= multiprocessors]
     return min(one_wave or every, key=lambda tile: _cycles(tile, g, precision, multiprocessors))

@@ -1,0 +1,256 @@
+"""The weight gradient of all taps at once: squares of 8×8 pixels of dy, and the patches of x around them, stay in shared memory for every tap.
+
+    D[m][(r,s), c] = Σ_(n,p,q) dy[(n,p,q)][m] · x[n, p + r − top, q + s − left][c]                      stride 1, P and Q multiples of 8
+
+Loaded tap by tap (`wgrad_kernel`), 64 pixels of one tap bring 8 KB of dy and 8 KB of x to shared memory, and with 64 filters that takes longer than
+the products. Here 8 KB of dy and a patch of 12.5 KB serve nine taps. wgmma sums over the rows of a tile of bfloat16, eight rows at any distance from
+the next eight: a line of a square is eight rows of the patch, the next line PW rows further, and tap (r, s) r·PW + s rows further on. The taps of one
+line of the filter are one operand of S·64 columns whose 64s overlap: each starts one row behind the last.
+
+Warpgroup r has the taps (r, 0 … S − 1). Ring, helper warps and parts are those of `wgrad_kernel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
+from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.wgrad import OverPixels
+from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, consumer, init_ring, next_stage
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
+from nbcnn.ops.conv.wgmma.wgrad_bias import summer
+from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP
+from nbcnn.ops.kernel.loops import ceil_div, unrolled
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init
+from nbcnn.ops.ptx.tma import fence_tensor_map, load_tile_4d
+from nbcnn.ops.ptx.vector import store2
+from nbcnn.ops.ptx.wgmma import MN_STEP, mn_major, wgmma_bf16, wgmma_commit, wgmma_fence
+
+u8 = types.uint64
+SQUARE = 8
+"""Pixels along the side of a square."""
+CHANNELS = ROW_BYTES // 2
+_MOST_TAPS = 3
+"""Lines of a filter, a warpgroup each, and taps of a line: more sums than a thread has registers."""
+_SHARED_OF_BLOCK = 227 * 1024
+_MOST_SLOTS = 8
+
+
+@dataclass(frozen=True)
+class SquareTile(OverPixels):
+    """A block's tile BM × (R·S taps of 64 channels) over squares of 64 pixels; `slots` of them are in flight, the stages of its ring.
+
+    split    blocks that share one output tile.
+    """
+
+    BM: int
+    R: int
+    S: int
+    slots: int
+    split: int = 1
+
+    @property
+    def BK(self) -> int:  # type: ignore[override]
+        return SQUARE * SQUARE
+
+    @property
+    def PW(self) -> int:
+        """Columns of a patch."""
+        return SQUARE + self.S - 1
+
+    @property
+    def PH(self) -> int:
+        """Lines of a patch."""
+        return SQUARE + self.R - 1
+
+    @property
+    def consumers(self) -> int:
+        """Threads that multiply."""
+        return self.R * WARPGROUP
+
+    def threads(self, bias: bool) -> int:
+        """The consumers, one producer warp, and helper warps that add up the bias gradient."""
+        return self.consumers + WARP + (HELPERS * WARP if bias else 0)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of a square of dy."""
+        return self.BK * ROW_BYTES
+
+    @property
+    def patch_bytes(self) -> int:
+        return self.PH * self.PW * ROW_BYTES
+
+    @property
+    def landed_bytes(self) -> int:
+        """Bytes that TMA writes in one step."""
+        return self.panel_bytes + self.patch_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one step in the ring: the next swizzled tile starts at a multiple of ALIGNMENT."""
+        return ceil_div(self.landed_bytes, ALIGNMENT) * ALIGNMENT
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: room to align, the ring, its barriers, the helpers' sums."""
+        return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + HELPED
+
+    def column_tiles(self, g: Correlation) -> int:
+        """Tiles across the channels; each has all taps."""
+        return ceil_div(g.C, CHANNELS)
+
+    def blocks(self, g: Correlation) -> int:
+        """Blocks of the product."""
+        return self.row_tiles(g) * self.column_tiles(g) * self.split
+
+    def patch_pixels(self, g: Correlation) -> int:
+        """Pixels of one image that the patches of a row of tiles read; what lies outside the image is not loaded."""
+
+        def along(count: int, before: int, reach: int, size: int) -> int:
+            return sum(min(size, at - before + reach) - max(0, at - before) for at in range(0, count, SQUARE))
+
+        return along(g.P, g.top, self.PH, g.H) * along(g.Q, g.left, self.PW, g.W)
+
+
+def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
+    """The tile, in bf16, with the splits that fill half a wave or one; none where the images of dy are no squares, or pixels and taps are apart."""
+    if g.stride != 1 or g.P % SQUARE or g.Q % SQUARE or g.taps == 1 or max(g.R, g.S) > _MOST_TAPS:
+        return
+    tile = SquareTile(64, g.R, g.S, 0)
+    tile = replace(tile, slots=min(_MOST_SLOTS, (_SHARED_OF_BLOCK - tile.shared_bytes) // tile.stage_bytes))
+    outputs = tile.row_tiles(g) * tile.column_tiles(g)
+    most = min(MOST_SPLIT, tile.pixel_steps(g))
+    for split in sorted({min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2)}):
+        yield replace(tile, split=split)
+
+
+@cache
+def _producer(tile: SquareTile) -> Any:
+    """Device function for one thread: fetch the squares first … last − 1 of dy, and their patches, each as soon as its stage is empty."""
+    STAGE, PANEL_BYTES = tile.stage_bytes, tile.panel_bytes
+    claim, advance = claim_stage(tile.landed_bytes), next_stage(tile.slots)
+
+    @jit(device=True)
+    def run(maps, ring, full, empty, m0, c0, first, last, P, Q, top, left):
+        patch_map = maps + u8(ROW_BYTES)
+        fence_tensor_map(maps)
+        fence_tensor_map(patch_map)
+        across, down = Q // SQUARE, P // SQUARE
+        stage, parity, step = 0, 1, first
+        while step < last:
+            line = step // across
+            image = line // down
+            h, w = (line - image * down) * SQUARE, (step - line * across) * SQUARE
+            barrier = claim(full, empty, stage, parity)
+            to = ring + stage * STAGE
+            load_tile_4d(to, maps, m0, w, h, image, barrier)
+            load_tile_4d(to + PANEL_BYTES, patch_map, c0, w - left, h - top, image, barrier)
+            stage, parity = advance(stage, parity)
+            step += 1
+
+    return run
+
+
+@cache
+def _multiply_square(tile: SquareTile) -> Any:
+    """Device function (acc, patch, dy, add): issue acc (+)= dyᵀ·x over 64 pixels for the taps of one line; `patch` starts at the line's first tap.
+
+    add 0 forgets the old sums.
+    """
+    product = wgmma_bf16(CHANNELS * tile.S, 0, a_mn_major=True, b_mn_major=True)
+    stationary, shifted = mn_major(0), mn_major(ROW_BYTES, tile.PW * ROW_BYTES)
+
+    def instruction(step: int) -> Any:
+        STARTS, A_MORE, B_MORE = step == 0, step * MN_STEP, step * (2 * tile.PW * ROW_BYTES >> 4)
+
+        @jit(device=True)
+        def run(acc, a, b, add):
+            product(acc, a + u8(A_MORE), b + u8(B_MORE), add if STARTS else 1)
+
+        return run
+
+    every = unrolled([instruction(step) for step in range(tile.BK // 16)])
+
+    @jit(device=True)
+    def run(acc, patch, dy, add):
+        wgmma_fence()
+        every(acc, stationary(dy), shifted(patch), add)
+        wgmma_commit()
+
+    return run
+
+
+@cache
+def square_product(tile: SquareTile, bias: bool) -> Any:
+    """The kernel for one tile, with a bias gradient or without."""
+    STAGES, BM, TAPS, S, CONSUMERS, LINE = tile.slots, tile.BM, tile.R * tile.S, tile.S, tile.consumers, tile.PW * ROW_BYTES
+    RING, PANEL_BYTES, SUMS = STAGES * tile.stage_bytes, tile.panel_bytes, BM * CHANNELS * S // WARPGROUP
+    ARRIVALS = CONSUMERS // WARP + (HELPERS if bias else 0)
+    init, produce = init_ring(STAGES, ARRIVALS), _producer(tile)
+    consume = consumer(_multiply_square(tile), SUMS, STAGES, tile.stage_bytes, 0)
+    add_up = summer(tile, False)
+
+    @jit(launch_bounds=(tile.threads(bias), 1))
+    def square_product_kernel(maps, partials, partials_b, M, C, P, Q, top, left, pixel_steps, steps, column_tiles):
+        """partials[z][m][(r,s)][c] = Σ_pixel dy[pixel][m] · x[pixel shifted by (r,s)][c] over part z; sums of dy in partials_b.
+
+        gemm    GM = M, GN = R·S·C, GK = pixels; block tile 64 × (R·S taps of 64 channels), a square of 64 pixels a step.
+        grid    (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
+        block   a warpgroup for each line of the filter, a warp whose first thread fetches; three helper warps that add up dy if there is a bias.
+        owns    warpgroup r 64 × (S taps of 64 channels), thread 2 columns of 8, every 8th row.
+        shared  `tile.shared_bytes`: the ring, its barriers, the helpers' sums.
+        moves   per block: steps·128·(64 + PH·PW) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of parts.
+        needs   compute capability 9.0 (wgmma, TMA).
+        source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides of MN-major operands.
+        """
+        memory = cuda.shared.array(0, types.uint8)
+        ring = aligned(byte_address_shared(memory))
+        full = ring + RING
+        empty = full + STAGES * 8
+        meeting = full + BARRIERS
+        t = cuda.threadIdx.x
+        row_tile = cuda.blockIdx.x // column_tiles
+        column_tile = cuda.blockIdx.x - row_tile * column_tiles
+        z = cuda.blockIdx.y
+        m0, c0 = row_tile * BM, column_tile * CHANNELS
+        first = z * steps
+        last = min(first + steps, pixel_steps)
+        if t == 0:
+            init(full, empty)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        if t >= CONSUMERS:
+            if t == CONSUMERS:
+                produce(byte_address_global(maps), ring, full, empty, m0, c0, first, last, P, Q, top, left)
+            beside = t - (CONSUMERS + WARP)
+            if bias and beside >= 0:
+                m = m0 + (beside & 7) * 8
+                at = i8(z * column_tiles + column_tile) * M + m if m < M else i8(-1)
+                add_up(partials_b, ring, full, empty, meeting, beside, first, last, first + column_tile, column_tiles, 0, 0, P, Q, at)
+            return
+        acc = cuda.local.array(SUMS, f4)
+        for i in range(SUMS):
+            acc[i] = 0.0
+        r, lane = t >> 7, t & 31
+        consume(acc, ring, full, empty, PANEL_BYTES + r * LINE, lane, last - first, 0, 0)
+        row = m0 + ((t >> 5) & 3) * 16 + (lane >> 2)
+        for h in range(2):
+            m = row + 8 * h
+            if m < M:
+                line = (i8(z) * M + m) * (TAPS * C)
+                for s in range(S):
+                    c = c0 + (lane & 3) * 2
+                    at = line + i8((r * S + s) * C + c)
+                    for i in range(8):
+                        if c + 8 * i < C:
+                            e = (s * 8 + i) * 4 + 2 * h
+                            store2(partials, at + i8(8 * i), acc[e], acc[e + 1])
+
+    return square_product_kernel
