@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -22,7 +23,7 @@ MISSING = "cuDNN's Python frontend is not installed, so only the plans that PyTo
 LABEL = "cuDNN's best plan"
 WORKSPACE = 4 << 30
 """A plan that wants more scratch memory than this, in bytes, is left out."""
-TRIES, CALLS, MOST = 5, 3, 16
+TRIES, CALLS, MOST_PLANS = 5, 3, 16
 """How often a plan is timed when the best one is sought, calls each time, and how many plans at most, in the order of the heuristics."""
 IMAGES = 2
 """fprop and dgrad are verified on so many images; wgrad is a sum over all of them."""
@@ -56,15 +57,16 @@ def convolution(shape: ConvShape, path: str, precision: str, device: Any) -> Tor
     want = _reference(shape, path, *operands[0], w)
     plans = _plans(shape, path, w, *operands[0])
     bound = parity_bound(shape.gemm(path)[2], precision) + parity_bound(shape.gemm(path)[2], "fp32")
-    best, found, why = float("inf"), None, "the heuristics name no plan"
+    found: Any = None
+    best, why = float("inf"), "the heuristics name no plan"
     for make in plans:
         try:
             run = make()
             got = run(*operands[0])
             torch.cuda.synchronize()
-            error = _error(got if path == "wgrad" else got[:IMAGES], want)
-            if not error <= bound:
-                why = f"a plan is off by {error:.1e}, and {bound:.1e} is allowed"
+            off = _error(got if path == "wgrad" else got[:IMAGES], want)
+            if not off <= bound:
+                why = f"a plan is off by {off:.1e}, and {bound:.1e} is allowed"
                 continue
             taken = median(each_ms(lambda run=run: [run(*operands[at % count]) for at in range(CALLS)], TRIES, timer()))
         except Exception as error:
@@ -140,4 +142,4 @@ def _plans(shape: ConvShape, path: str, w: Any, x: Any, dy: Any) -> Sequence[Cal
 
         return run
 
-    return [lambda at=at: made(at) for at in range(min(graph.get_execution_plan_count(), MOST))]  # type: ignore[misc]
+    return [partial(made, at) for at in range(min(graph.get_execution_plan_count(), MOST_PLANS))]

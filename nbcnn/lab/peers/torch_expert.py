@@ -156,8 +156,8 @@ def quarters(y: Any) -> list[Any]:
 def unpooled(dy: Any, index: Any) -> Any:
     """The gradient (N,2H,2W,C) of what `pooled` read."""
     n, h, w, c = dy.shape
-    places = torch.arange(4, device=dy.device, dtype=torch.uint8).view(1, 1, 2, 1, 2, 1)
-    dx = torch.where(index.view(n, h, 1, w, 1, c) == places, dy.view(n, h, 1, w, 1, c), torch.zeros((), dtype=dy.dtype, device=dy.device))
+    sources = torch.arange(4, device=dy.device, dtype=torch.uint8).view(1, 1, 2, 1, 2, 1)
+    dx = torch.where(index.view(n, h, 1, w, 1, c) == sources, dy.view(n, h, 1, w, 1, c), torch.zeros((), dtype=dy.dtype, device=dy.device))
     return dx.reshape(n, 2 * h, 2 * w, c)
 
 
@@ -195,9 +195,9 @@ def first_gradients(m: Arithmetic, rows: Any, dy: Any, index: Any, triton: Any) 
     if triton:
         g = triton.gradient(rows, dy.reshape(-1, 256), index.view(-1, 256), m.dot)
     else:
-        places = torch.arange(4, device=dy.device, dtype=torch.uint8).view(1, 4, 1)
+        sources = torch.arange(4, device=dy.device, dtype=torch.uint8).view(1, 4, 1)
         zero = torch.zeros((), dtype=dy.dtype, device=dy.device)
-        g = m.product(rows.view(-1, 32).t(), torch.where(index.view(-1, 1, 256) == places, dy.reshape(-1, 1, 256), zero).view(-1, 256)).to(m.exact)
+        g = m.product(rows.view(-1, 32).t(), torch.where(index.view(-1, 1, 256) == sources, dy.reshape(-1, 1, 256), zero).view(-1, 256)).to(m.exact)
     return g[:27].view(3, 3, 3, 256).permute(3, 2, 0, 1), g[27]
 
 
@@ -338,6 +338,15 @@ def fastest_ways(m: Arithmetic, batch: int) -> dict[str, str]:
     return {name: of(name) for name in WAYS}
 
 
+def _triton() -> Any:
+    """Triton's kernels of the first layer; None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from nbcnn.lab.peers import triton_first_layer
+
+    return triton_first_layer
+
+
 class Expert:
     """The step on the problem's images and weights, ready to be called; `device` "cpu" leaves out what needs a GPU, for tests.
 
@@ -349,15 +358,13 @@ class Expert:
     def __init__(self, problem: Problem, precision: str, rate: float, device: str = "cuda", ways: dict[str, str] | None = None) -> None:
         m = Arithmetic(precision)
         m.switch()
-        on_gpu, triton = device == "cuda", None
-        if on_gpu and importlib.util.find_spec("triton") is not None:
-            from nbcnn.lab.peers import triton_first_layer as triton  # type: ignore[no-redef]
+        on_gpu = device == "cuda"
         self._images = torch.from_numpy(np.ascontiguousarray(problem.images.transpose(0, 2, 3, 1))).to(device)
         self._parameters = [torch.from_numpy(np.array(problem.weights[name])).to(device, m.exact) for name in PARAMETERS]
         self._moments = [torch.zeros_like(parameter) for parameter in self._parameters]
         with torch.no_grad():
             self.ways = ways or (fastest_ways(m, len(problem.images)) if on_gpu else {name: ways[0] for name, ways in WAYS.items()})
-        step = step_of(m, self.ways, rate, triton)
+        step = step_of(m, self.ways, rate, _triton() if on_gpu else None)
         self._step = torch.compile(step, dynamic=False) if on_gpu else step
 
     def __call__(self) -> Any:

@@ -4,8 +4,6 @@ A row of the operand `patches` (M, 4, 32) is one pixel behind the pooling: the f
 and four zeros. There are 256 filters. Imported only where Triton is installed; this file needs it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

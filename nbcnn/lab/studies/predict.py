@@ -30,8 +30,8 @@ BATCHES = (1, 64, 1024)
 FORMS = ("graph", "compile")
 """PyTorch's forms: a CUDA graph of the eager forward pass, and torch.compile; "eager" is one, too."""
 MANY = 32
-"""Batches of images, at most `MOST` images, that make a rate."""
-MOST = 16_384
+"""Batches of images, at most `MOST_IMAGES` images, that make a rate."""
+MOST_IMAGES = 16_384
 Row = dict[str, Any]
 
 
@@ -72,7 +72,7 @@ def measure(
 
 
 def _count(batch: int) -> int:
-    return max(batch, min(MANY * batch, MOST // batch * batch))
+    return max(batch, min(MANY * batch, MOST_IMAGES // batch * batch))
 
 
 def _outputs(net: Net, images: np.ndarray, precision: str) -> tuple[np.ndarray, np.ndarray]:
@@ -80,11 +80,11 @@ def _outputs(net: Net, images: np.ndarray, precision: str) -> tuple[np.ndarray, 
     from nbcnn.lab.peers.predict import Predictor
 
     weights = net.params.as_dict()
-    exact, its = (Predictor(net.layers, weights, net.input_shape, len(images), name, "eager", _place(net))(images) for name in ("fp64", precision))
+    exact, its = (Predictor(net.layers, weights, net.input_shape, len(images), name, "eager", _device(net))(images) for name in ("fp64", precision))
     return exact, its
 
 
-def _place(net: Net) -> str:
+def _device(net: Net) -> str:
     return "cuda" if net.device.name == "gpu" else "cpu"
 
 
