@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from nbcnn.datasets import arrays
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.gpu.download import in_turn
+from nbcnn.gpu.staging import Staging
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.plan.shapes import numel
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -31,12 +34,9 @@ KEPT_PLANS = 8
 def outputs(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
     """Yield the output of `inputs` batch by batch. Raises UsageError if they are none, or have another shape or dtype than the net's."""
     _check(net, inputs)
-    if _in_turn(net, len(inputs), batch):
-        yield from _outputs(net, inputs, batch, lambda start, stop: np.empty((stop - start, *net.output_shape), np.float32))
-        return
-    for start in range(0, len(inputs), batch):
-        held = _enqueued(net, inputs[start : start + batch])
-        yield held.download("output").reshape(held.bufs["output"].shape)
+    if _many(net, len(inputs), batch):
+        return _copied_by_threads(net, inputs, batch, lambda start, stop: np.empty((stop - start, *net.output_shape), np.float32))
+    return (part.copy() for part in _computed(net, inputs, batch))
 
 
 def _check(net: Net, inputs: np.ndarray) -> None:
@@ -50,39 +50,77 @@ def _check(net: Net, inputs: np.ndarray) -> None:
 
 
 def whole(net: Net, inputs: np.ndarray, batch: int) -> np.ndarray:
-    """The outputs of all batches in one array. Raises UsageError as `outputs`."""
-    if not _in_turn(net, len(inputs), batch):
-        return np.concatenate(list(outputs(net, inputs, batch)))
+    """The output of `inputs`, computed in batches. Raises what `outputs` raises."""
     _check(net, inputs)
-    made = np.empty((len(inputs), *net.output_shape), np.float32)
-    for _ in _outputs(net, inputs, batch, lambda start, stop: made[start:stop]):
-        pass
+    if _many(net, len(inputs), batch):
+        made = np.empty((len(inputs), *net.output_shape), np.float32)
+        for _ in _copied_by_threads(net, inputs, batch, lambda start, stop: made[start:stop]):
+            pass
+        return made
+    made, stop = np.empty(0, np.float32), 0
+    for part in _computed(net, inputs, batch):
+        if not stop:
+            made = np.empty((len(inputs), *part.shape[1:]), part.dtype)
+        made[stop : stop + len(part)] = part
+        stop += len(part)
     return made
 
 
-def _in_turn(net: Net, count: int, batch: int) -> bool:
-    """Whether so many outputs are worth the page-locked memory of `_outputs`."""
+def _many(net: Net, count: int, batch: int) -> bool:
+    """Whether so many outputs are worth the threads and the page-locked memory of `nbcnn.gpu.download`."""
     each = 4 * numel(net.output_shape)
     return net.device.name == "gpu" and count > batch and count * each >= WORTH_BYTES and batch * each <= MOST_BYTES
 
 
-def _outputs(net: Net, inputs: np.ndarray, batch: int, target: Callable[[int, int], np.ndarray]) -> Iterator[np.ndarray]:
+def _copied_by_threads(net: Net, inputs: np.ndarray, batch: int, target: Callable[[int, int], np.ndarray]) -> Iterator[np.ndarray]:
     """The outputs of every batch, in `target` of its first image and the first behind it; the GPU makes the next one while one is copied."""
 
     def made() -> Iterator[tuple[Any, np.ndarray]]:
         for start in range(0, len(inputs), batch):
             part = inputs[start : start + batch]
-            yield _enqueued(net, part).array("output"), target(start, start + len(part))
+            held = _prepared(net, len(part), part.dtype.name)
+            held.upload("images", part)
+            held.programs["predict"].replay()
+            yield held.array("output"), target(start, start + len(part))
 
     return in_turn(net.device, made(), min(batch, len(inputs)) * numel(net.output_shape))
 
 
-def _enqueued(net: Net, part: np.ndarray) -> Allocated:
-    """The plan that makes the output of one batch, which is enqueued behind what it waited for."""
-    held = _prepared(net, len(part), part.dtype.name)
-    held.upload("images", part)
-    held.programs["predict"].replay()
-    return held
+def _computed(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
+    """The output batch by batch, each in memory that holds it until the next is asked for.
+
+    While the GPU computes a batch, the host prepares the next one and takes the one before (`nbcnn.gpu.staging`).
+    """
+    with ExitStack() as under_way:
+        found: Callable[[], np.ndarray] | None = None
+        for start in range(0, len(inputs), batch):
+            part = inputs[start : start + batch]
+            held = _prepared(net, len(part), inputs.dtype.name)
+            with ExitStack() as this:
+                stage = this.enter_context(held.staged("images", "output"))
+                if stage is None:
+                    held.upload("images", part)
+                    held.programs["predict"].replay()
+                    now = partial(_shaped, held, held.download("output"))
+                else:
+                    stage.run(part, held.programs["predict"].replay)
+                    now = partial(_waited, held, stage)
+                if found is not None:
+                    yield found()
+                    under_way.close()
+                found = now
+                under_way.push(this.pop_all())
+        if found is not None:
+            yield found()
+
+
+def _waited(held: Allocated, stage: Staging) -> np.ndarray:
+    return _shaped(held, stage.wait())
+
+
+def _shaped(held: Allocated, flat: np.ndarray) -> np.ndarray:
+    shape = held.bufs["output"].shape
+    return flat[: numel(shape)].reshape(shape)
 
 
 def on_gpu(net: Net, inputs: DeviceArray, batch: int) -> DeviceArray:
