@@ -11,8 +11,8 @@ The ops; x is (N,C,H,W), everything of a channel (C):
     batchnorm_infer  x, weight, bias, running_mean, running_var -> y                                                       eps
     batchnorm_grads  dy, x, weight, bias, mean, rstd -> dx, dweight, dbias
 
-With the layers behind it in one op, in the rows that fuse: batchnorm_relu_* and batchnorm_gelu_* (y = f(norm); the gradient makes f's input of x once
-more, so nothing else is read), and batchnorm_add_relu_*, the end of a residual block:
+With the layers behind it in one op, in the rows that fuse: batchnorm_relu_*, _relu6_*, _hard_swish_*, _swish_* and _gelu_* (`FUSED`: y = f(norm); the
+gradient makes f's input of x once more, so nothing else is read), and batchnorm_add_relu_*, the end of a residual block:
 
     batchnorm_add_relu_fprop  x, weight, bias, running_mean, running_var, other -> y, mean, rstd, running_mean, running_var
     batchnorm_add_relu_infer  x, weight, bias, running_mean, running_var, other -> y
@@ -22,7 +22,7 @@ of a y that two layers have read, dy and more are both gradients, which the op a
 
 Behind a convolution that has made the statistics (`nbcnn.ops.conv_norm.statistics`), the rest of each *_fprop, one pass:
 
-    batchnorm_apply  x, weight, bias, mean, rstd -> y                 batchnorm_relu_apply, batchnorm_gelu_apply likewise
+    batchnorm_apply  x, weight, bias, mean, rstd -> y                 batchnorm_relu_apply and so on likewise
     batchnorm_add_relu_apply  x, weight, bias, mean, rstd, other -> y
 
 With the statistics of all ranks that train together (`--sync-stats`), an all-reduce of `parts` and one of `sums` between the ops:
@@ -422,7 +422,7 @@ _FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, traffic=traffic_f
 _INFER = Impl(bind_infer, supports=elementwise.supports, traffic=traffic_infer)
 _APPLY = Impl(bind_apply, supports=elementwise.supports, traffic=traffic_infer)
 _GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, traffic=traffic_grads)
-FUSED = ("relu", "gelu")
+FUSED = ("relu", "gelu", "relu6", "hard_swish", "swish")
 """The activations that a norm may apply: entries of the table of activations without parameters."""
 _FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")
 OPS = {
@@ -471,7 +471,8 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
         made = [np.empty_like(x), *np.empty((4, c), np.float32)]
         batchnorm_add_relu_fprop(*ins, other, *made, eps=1e-5, momentum=0.1)
         y, mean, rstd = made[:3]
-        for form in _FORMS:
+        # The activations differ in one function, so that two shapes are enough for the later ones.
+        for form in _FORMS if shape in shapes[:2] else ("", "_relu", "_gelu", "_add_relu"):
             plus = (other,) if form == "_add_relu" else ()
             yield Case(f"batchnorm{form}_fprop", label, (*ins, *plus), outs, attrs, terms)
             yield Case(f"batchnorm{form}_infer", label, (*ins, *plus), (image,), {"eps": 1e-5}, 4)

@@ -22,7 +22,7 @@ CHANNEL_THREADS = 8 if SIMULATOR else 256
 
 def flight_of(share: Share, activation: str) -> int:
     """Pixels that a thread loads before it uses the first: fewer of eight channels whose activation is long, so that all stay in registers."""
-    return IN_FLIGHT if share.width < 8 or activation in ("", "relu") else IN_FLIGHT // 2
+    return IN_FLIGHT if share.width < 8 or activation in ("", "relu", "relu6") else IN_FLIGHT // 2
 
 
 @jit(device=True)
