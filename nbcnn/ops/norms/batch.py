@@ -18,7 +18,7 @@ gradient makes f's input of x once more, so nothing else is read), and batchnorm
     batchnorm_add_relu_infer  x, weight, bias, running_mean, running_var, other -> y
     batchnorm_add_relu_grads  dy, x, y, weight, mean, rstd[, more] -> dx, dother, dweight, dbias
 
-of a y that two layers have read, dy and more are both gradients, which the op adds (`nbcnn.plan.graph.merge_sums`).
+of a y that two layers have read, dy and more are both gradients, which the op adds (`nbcnn.plan.merging`).
 
 Behind a convolution that has made the statistics (`nbcnn.ops.conv_norm.statistics`), the rest of each *_fprop, one pass:
 
@@ -51,9 +51,9 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.elementwise import Activation
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.share import Extent, Share, shared_call
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.norms import batch_kernels as kernels
-from nbcnn.ops.norms.share import Extent, Share, shared_call
 
 Array = np.ndarray
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.activations.table import ACTIVATIONS
+from nbcnn.ops.kernel.share import IN_FLIGHT, Share, floats_io, lanes_io, place_of, rows_sum, taking
 from nbcnn.ops.norms.plane import column_sum
-from nbcnn.ops.norms.share import IN_FLIGHT, Share, floats_io, lanes_io, place_of, rows_sum, taking
 
 CHANNEL_THREADS = 8 if SIMULATOR else 256
 """Threads of a block that adds the partials of one channel."""

@@ -31,12 +31,12 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import power_of_two, quotient
 from nbcnn.ops.kernel.reduce import group_reduction, plus
+from nbcnn.ops.kernel.share import IN_FLIGHT, Extent, Share, floats_io, lanes_io, place_of, share_of_images, statistic_of_group
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.norms import batch_kernels
 from nbcnn.ops.norms.batch_kernels import CHANNEL_THREADS
 from nbcnn.ops.norms.plane import column_sum
-from nbcnn.ops.norms.share import IN_FLIGHT, Extent, Share, floats_io, lanes_io, place_of, share_of_images, statistic_of_group
 
 Array = np.ndarray
 

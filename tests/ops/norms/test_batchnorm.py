@@ -8,8 +8,8 @@ from compiled import assert_lean, full
 
 from nbcnn.gpu import device
 from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.share import extent_of, share_of
 from nbcnn.ops.norms import batch
-from nbcnn.ops.norms.share import extent_of, share_of
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
 
