@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from nbcnn.plan.packing import Bank, Placement, table, tiles_of
 
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE
@@ -290,6 +291,7 @@ ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
 
 
 def merge_sums(steps: Sequence[Step]) -> list[Step]:
+    placement  how that copy is written without an index map; None if it wants one.
     """The steps without the sums of two gradients that one step alone reads and can add by itself: what a value that is read twice has."""
     readers = Counter(buf.root for step in steps for buf in step.ins)
     sums = {step.outs[0].root: step for step in steps if step.op == "add" and step.outs[0].root.home == "arena"}
@@ -300,6 +302,7 @@ def merge_sums(steps: Sequence[Step]) -> list[Step]:
             gone.add(id(total))
             step = replace(step, ins=(total.ins[0], *step.ins[1:], total.ins[1]))
         made.append(step)
+    placement: Placement | None = None
     return [step for step in made if id(step) not in gone]
 
 
@@ -321,6 +324,7 @@ class Resolution:
     reasons: tuple[str, ...] = ()
 
 
+    tables  of those of which copies need no map, the Bufs of the tables that say how they are written (`nbcnn.plan.packing`).
 @dataclass(frozen=True, eq=False)
 class Planned:
     """A step with its resolution, its scratch Buf (None without) and its slice of the packed weights (Buf, start, count in elements).
@@ -330,6 +334,7 @@ class Planned:
 
     step: Step
     how: Resolution
+    tables: Mapping[Buf, Buf] = field(default_factory=dict)
     scratch: Buf | None = None
     packed: tuple[Buf, int, int] | None = None
     side: bool = False
@@ -366,31 +371,50 @@ def lower(
     `branching` lets weight gradients run beside the rest of the backward pass, which keeps what they read alive longer.
     """
     hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
-    slots, sizes = _place_packed(hows)
-    packed = {dtype: Buf(f"packed weights {dtype}", (count,), dtype) for dtype, (_, count) in sizes.items()}
-    maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in sizes.items()}
+    slots, sizes, mapped = _place_packed(hows)
+    packed = {dtype: Buf(f"packed weights {dtype}", (count,), dtype) for dtype, count in sizes.items()}
+    maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in mapped.items()}
     if maps and flat_params is None:
         raise ValueError("a plan that packs weights needs the flat parameter Buf")
     # A shared layer's second gradient is added to its first within the backward pass: the side branch is joined there, and not opened again.
     joined = next((at for at, (step, _) in enumerate(hows) if _reads_gradient(step)), len(hows))
-    planned = []
-    for buf, index in maps.items():
-        pack = Step("pack_weights", (flat_params, index), (buf,), {}, "pack")  # type: ignore[arg-type]
-        planned.append(Planned(pack, resolve(pack)))
+    planned, packing = list[Planned](), list[Planned]()
     for at, ((step, how), slot) in enumerate(zip(hows, slots, strict=True)):
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
         side = branching and at < joined and all(buf.root.home == "grad" for buf in step.outs)
         planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
-    planned = _pack_made(planned, maps, resolve)
+    tables = dict[Buf, Buf]()
+    for buf, index in maps.items():
+        if banks := banks_of(planned, buf, lambda _: 0):
+            tables[buf] = Buf(f"pack table {buf.dtype}", (table(banks).size,), "int32", "const")
+            operands, attrs = (flat_params, index, tables[buf]), {"tiles": tiles_of(banks)}
+        else:
+            operands, attrs = (flat_params, index), {}
+        pack = Step("pack_weights", operands, (buf,), attrs, "pack")  # type: ignore[arg-type]
+        packing.append(Planned(pack, resolve(pack)))
+    planned = _pack_made([*packing, *planned], maps, resolve)
     offsets, total = plan_arena(planned)
-    return Plan(tuple(planned), offsets, total, maps, layout, store)
+    return Plan(tuple(planned), offsets, total, maps, layout, store, tables)
 
 
-def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int]]]:
-    """(start, count) of every step's packed weight, and by dtype the (terms, elements) of all of them together.
+def banks_of(planned: Sequence[Planned], packed: Buf, first: Callable[[str], int]) -> list[Bank]:
+    placed: dict[str, int] = {}
+    """The filter banks of which `packed` has copies that need no map; `first`: where the parameter of a name begins in the flat ones."""
+    banks: dict[Buf, tuple[tuple[int, ...], dict[int, Placement]]] = {}
+    for item in planned:
+        if item.packed is not None and item.packed[0] is packed and item.how.placement is not None:
+            weight = item.step.ins[1]
+            banks.setdefault(weight.root, (weight.shape, {}))[1][item.packed[1]] = item.how.placement
+    return [(first(root.name), shape, copies) for root, (shape, copies) in banks.items()]
 
-    A weight that another step makes is none of these: `_pack_made`. Steps that run alike on one weight, as those of the parts of a batch do, share a
-    copy.
+
+def _place_packed(
+    hows: Sequence[tuple[Step, Resolution]],
+) -> tuple[list[tuple[int, int] | None], dict[str, int], dict[str, tuple[int, int]]]:
+    """(start, count) of every step's packed weight, by dtype the elements of all of them together, and (terms, elements) of those that want a map.
+
+    These stand first. A weight that another step makes is none of these: `_pack_made`. Steps that run alike on one weight, as those of the parts of
+    a batch do, share a copy.
     """
     slots: list[tuple[int, int] | None] = []
     sizes: dict[str, tuple[int, int]] = {}
@@ -406,11 +430,20 @@ def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[i
             continue
         terms, count = how.packs
         most, start = sizes.get(how.packed, (1, 0))
-        known[key] = start, count
-        slots.append((start, count))
         itemsize = ITEMSIZE[how.packed]
-        sizes[how.packed] = max(most, terms), start + _align(count * itemsize, ALIGNMENT) // itemsize
-    return slots, sizes
+        whole = _align(count * itemsize, ALIGNMENT) // itemsize
+        if how.placement is None:
+            sizes[how.packed] = max(most, terms), start + whole
+        else:
+            start = placed.get(how.packed, 0)
+            placed[how.packed] = start + whole
+        known[key] = start, count
+        slots.append(known[key])
+    mapped = {dtype: sizes.get(dtype, (1, 0)) for dtype in (*sizes, *placed)}
+    for at, ((_, how), slot) in enumerate(zip(hows, slots, strict=True)):
+        if slot is not None and how.placement is not None:
+            slots[at] = mapped[how.packed][1] + slot[0], slot[1]
+    return slots, {dtype: count + placed.get(dtype, 0) for dtype, (_, count) in mapped.items()}, mapped
 
 
 def _weight_made(step: Step) -> bool:

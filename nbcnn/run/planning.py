@@ -268,7 +268,7 @@ class Training:
             "arena": max(plan.arena_bytes for plan in plans.values()),
             "parameters and gradients": self.net.params.nbytes,
             "optimizer": sum(b.nbytes for name, b in self.bufs.items() if name.startswith("optim.")),
-            "packing maps": sum(index.nbytes for plan in plans.values() for index in plan.packs.values()),
+            "packing maps": sum(buf.nbytes for plan in plans.values() for buf in (*plan.packs.values(), *plan.tables.values())),
             "data set": held,
             "tables": tables + sum(self.bufs[name].nbytes for name in self.rates),
         }
