@@ -1,7 +1,7 @@
 """This module records a network as a flat list of steps and plans where its temporaries lie; it knows no arrays and no device.
 
 `Tape` records; `trace` and `trace_nodes` run the layers of a list or a graph over it, forward and then backward; `drop_dead` removes what nobody
-reads, `merge_sums` sums that another step makes on its way; `lower` fits the list to a row of the op table; `plan_arena` gives every temporary an
+reads (`merging` merges neighbours); `lower` fits the list to a row of the op table; `plan_arena` gives every temporary an
 offset in one block of memory.
 A backward closure mentions the Bufs it needs, and what it mentions stays alive: nothing is marked "save for backward".
 Gradients overwrite. Where a value or a parameter has a second gradient, whoever makes that one adds it to the first by a step of its own, so
@@ -11,12 +11,11 @@ gradients are added in the order of the plan.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-from nbcnn.plan.packing import Bank, Placement, table, tiles_of
 
+from nbcnn.plan.packing import Bank, Placement, table, tiles_of
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE
 
@@ -286,32 +285,13 @@ def drop_dead(steps: Sequence[Step], outputs: Iterable[Buf] = ()) -> list[Step]:
     return kept[::-1]
 
 
-ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
-"""Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
-
-
-def merge_sums(steps: Sequence[Step]) -> list[Step]:
-    placement  how that copy is written without an index map; None if it wants one.
-    """The steps without the sums of two gradients that one step alone reads and can add by itself: what a value that is read twice has."""
-    readers = Counter(buf.root for step in steps for buf in step.ins)
-    sums = {step.outs[0].root: step for step in steps if step.op == "add" and step.outs[0].root.home == "arena"}
-    made, gone = list[Step](), set[int]()
-    for step in steps:
-        total = sums.get(step.ins[0].root) if ADDS_GRADIENTS.get(step.op) == len(step.ins) else None
-        if total is not None and readers[total.outs[0].root] == 1 and total.outs[0].shape == step.ins[0].shape:
-            gone.add(id(total))
-            step = replace(step, ins=(total.ins[0], *step.ins[1:], total.ins[1]))
-        made.append(step)
-    placement: Placement | None = None
-    return [step for step in made if id(step) not in gone]
-
-
 @dataclass(frozen=True)
 class Resolution:
     """How one step runs: the implementation, its tile, and what it needs besides its operands.
 
     mode     the name of the row's fallback that the implementation comes from.
     packs    (terms, elements) of the packed weight that it reads, and `packed` its dtype; None if it reads no packed weight.
+    placement  how that copy is written without an index map; None if it wants one.
     reasons  why earlier implementations of the chain were passed over, in words.
     """
 
@@ -322,9 +302,9 @@ class Resolution:
     packs: tuple[int, int] | None = None
     packed: str = "float32"
     reasons: tuple[str, ...] = ()
+    placement: Placement | None = None
 
 
-    tables  of those of which copies need no map, the Bufs of the tables that say how they are written (`nbcnn.plan.packing`).
 @dataclass(frozen=True, eq=False)
 class Planned:
     """A step with its resolution, its scratch Buf (None without) and its slice of the packed weights (Buf, start, count in elements).
@@ -334,7 +314,6 @@ class Planned:
 
     step: Step
     how: Resolution
-    tables: Mapping[Buf, Buf] = field(default_factory=dict)
     scratch: Buf | None = None
     packed: tuple[Buf, int, int] | None = None
     side: bool = False
@@ -345,6 +324,7 @@ class Plan:
     """A lowered list of steps with an offset in the arena for every temporary.
 
     packs   the Bufs of packed weights, one for each dtype that is wanted, with the Bufs of their index maps.
+    tables  of those of which copies need no map, the Bufs of the tables that say how they are written (`nbcnn.plan.packing`).
     store   how activations are stored.
     """
 
@@ -354,6 +334,7 @@ class Plan:
     packs: Mapping[Buf, Buf]
     layout: str
     store: str
+    tables: Mapping[Buf, Buf] = field(default_factory=dict)
 
 
 def lower(
@@ -398,7 +379,6 @@ def lower(
 
 
 def banks_of(planned: Sequence[Planned], packed: Buf, first: Callable[[str], int]) -> list[Bank]:
-    placed: dict[str, int] = {}
     """The filter banks of which `packed` has copies that need no map; `first`: where the parameter of a name begins in the flat ones."""
     banks: dict[Buf, tuple[tuple[int, ...], dict[int, Placement]]] = {}
     for item in planned:
@@ -418,6 +398,7 @@ def _place_packed(
     """
     slots: list[tuple[int, int] | None] = []
     sizes: dict[str, tuple[int, int]] = {}
+    placed: dict[str, int] = {}
     known: dict[Any, tuple[int, int]] = {}
     for step, how in hows:
         if how.packs is None or _weight_made(step):
