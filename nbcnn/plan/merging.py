@@ -1,6 +1,7 @@
 """This module merges neighbours in a recorded list of steps where one step does what two or three do: sums of gradients, and masks of ReLUs.
 
     add, batchnorm_add_relu_grads       the op adds the two gradients of its output by itself
+    maxpool_dgrad, add                  the pooling adds the other gradient of its input to what it gives that
     add, relu_dgrad                     add_relu_dgrad: the two gradients of a ReLU's output are added and masked in one pass
     conv_dgrad_relu, add, relu_dgrad    besides, a convolution does not mask what the pass behind it masks by the same values
     conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks, of stride 1; of others no fast form can
@@ -23,7 +24,7 @@ ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
 
 def merge(steps: Sequence[Step], ops: Container[str] = ()) -> list[Step]:
     """The steps, merged by those rules whose ops are all among `ops`; sums by the ops of ADDS_GRADIENTS always, because their steps are there."""
-    return _masks(_sums(steps), ops)
+    return _masks(_pooled(_sums(steps)) if "maxpool_dgrad" in ops else _sums(steps), ops)
 
 
 def _sums(steps: Sequence[Step]) -> list[Step]:
@@ -37,6 +38,20 @@ def _sums(steps: Sequence[Step]) -> list[Step]:
             step = replace(step, ins=(total.ins[0], *step.ins[1:], total.ins[1]))
         made.append(step)
     return [step for step in made if id(step) not in gone]
+
+
+def _pooled(steps: Sequence[Step]) -> list[Step]:
+    """The steps with the sums of two gradients of which max pooling makes one made by it."""
+    readers, makers = _readers(steps), _makers(steps, "maxpool_dgrad")
+    changed, gone = dict[int, Step](), set[int]()
+    for step in steps:
+        for at, gradient in enumerate(step.ins) if step.op == "add" else ():
+            pooled = makers.get(gradient.root)
+            if pooled is not None and len(pooled.ins) == 2 and _only(readers, pooled, gradient) and step.outs[0].shape == gradient.shape:
+                gone.add(id(pooled))
+                changed[id(step)] = replace(pooled, ins=(*pooled.ins, step.ins[1 - at]), outs=step.outs)
+                break
+    return [changed.get(id(step), step) for step in steps if id(step) not in gone]
 
 
 def _masks(steps: Sequence[Step], ops: Container[str]) -> list[Step]:

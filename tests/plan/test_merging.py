@@ -55,6 +55,17 @@ def test_two_gradients_of_a_relu_are_added_and_masked_in_one_pass():
         assert merge([*steps, other], OPS) == [*steps, other], "the sum is read twice"
 
 
+@pytest.mark.parametrize("second", [True, False])
+def test_max_pooling_adds_the_other_gradient_of_its_input(second):
+    dy, index, a, b, total = bufs("dy index a b total")
+    steps = [Step("maxpool_dgrad", (dy, index), (b,), {"size": 2, "stride": 2}), Step("add", (a, b) if second else (b, a), (total,))]
+    (merged,) = merge(steps, ("maxpool_dgrad",))
+    assert (merged.op, merged.ins, merged.outs, merged.attrs) == ("maxpool_dgrad", (dy, index, a), (total,), {"size": 2, "stride": 2})
+    assert merge(steps) == steps
+    again = [*steps, Step("f", (b,), (a,))]
+    assert merge(again, ("maxpool_dgrad",)) == again, "somebody else reads the pooling's own part"
+
+
 def test_a_convolution_masks_what_it_alone_gives_to_a_relu():
     dy, w, y, dx, dz = bufs("dy w y dx dz")
 
