@@ -2,6 +2,7 @@
 
     add, batchnorm_add_relu_grads       the op adds the two gradients of its output by itself
     maxpool_dgrad, add                  the pooling adds the other gradient of its input to what it gives that
+    bias_fprop, concat_fprop            concat_bias_fprop: the copy of the last of two values adds the bias
     add, relu_dgrad                     add_relu_dgrad: the two gradients of a ReLU's output are added and masked in one pass
     conv_dgrad_relu, add, relu_dgrad    besides, a convolution does not mask what the pass behind it masks by the same values
     conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks, of stride 1; of others no fast form can
@@ -24,7 +25,12 @@ ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
 
 def merge(steps: Sequence[Step], ops: Container[str] = ()) -> list[Step]:
     """The steps, merged by those rules whose ops are all among `ops`; sums by the ops of ADDS_GRADIENTS always, because their steps are there."""
-    return _masks(_pooled(_sums(steps)) if "maxpool_dgrad" in ops else _sums(steps), ops)
+    made = _sums(steps)
+    if "maxpool_dgrad" in ops:
+        made = _pooled(made)
+    if "concat_bias_fprop" in ops:
+        made = _biased(made)
+    return _masks(made, ops)
 
 
 def _sums(steps: Sequence[Step]) -> list[Step]:
@@ -52,6 +58,19 @@ def _pooled(steps: Sequence[Step]) -> list[Step]:
                 changed[id(step)] = replace(pooled, ins=(*pooled.ins, step.ins[1 - at]), outs=step.outs)
                 break
     return [changed.get(id(step), step) for step in steps if id(step) not in gone]
+
+
+def _biased(steps: Sequence[Step]) -> list[Step]:
+    """The steps with biases added where the sum is only copied behind another value's channels."""
+    readers, makers = _readers(steps), _makers(steps, "bias_fprop")
+    made, gone = list[Step](), set[int]()
+    for step in steps:
+        biased = makers.get(step.ins[1].root) if step.op == "concat_fprop" and len(step.ins) == 2 else None
+        if biased is not None and _only(readers, biased, step.ins[1]):
+            gone.add(id(biased))
+            step = replace(step, op="concat_bias_fprop", ins=(step.ins[0], *biased.ins))
+        made.append(step)
+    return [step for step in made if id(step) not in gone]
 
 
 def _masks(steps: Sequence[Step], ops: Container[str]) -> list[Step]:

@@ -66,6 +66,19 @@ def test_max_pooling_adds_the_other_gradient_of_its_input(second):
     assert merge(again, ("maxpool_dgrad",)) == again, "somebody else reads the pooling's own part"
 
 
+def test_a_bias_is_added_where_the_sum_is_copied():
+    x, b, a, y, z = bufs("x b a y z")
+    steps = [Step("bias_fprop", (x, b), (y,)), Step("concat_fprop", (a, y), (z,))]
+    assert [(step.op, step.ins, step.outs) for step in merge(steps, ("concat_bias_fprop",))] == [("concat_bias_fprop", (a, x, b), (z,))]
+    for kept in (
+        [steps[0], Step("concat_fprop", (y, a), (z,))],
+        [steps[0], Step("concat_fprop", (a, a, y), (z,))],
+        [*steps, Step("f", (y,), (x,))],
+    ):
+        assert merge(kept, ("concat_bias_fprop",)) == kept
+    assert merge(steps) == steps
+
+
 def test_a_convolution_masks_what_it_alone_gives_to_a_relu():
     dy, w, y, dx, dz = bufs("dy w y dx dz")
 
