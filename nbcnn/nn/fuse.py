@@ -11,8 +11,8 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
     Conv2d, EvoNormS0 or B0      ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     Conv2d, BatchNorm2d, ReLU    ConvBatchNorm   in inference the norm is folded into filters and bias; in training the norm takes the ReLU
     Conv2d, BatchNorm2d          ConvBatchNorm   likewise
-    BatchNorm2d, ReLU            BatchNormReLU   the gradient reads off the norm's input where the ReLU passed; BatchNormGELU likewise
-    Conv2d, BatchNorm2d, GELU    ConvBatchNormGELU   the convolution, then a BatchNormGELU
+    BatchNorm2d, ReLU            BatchNormReLU   the gradient makes the ReLU's input once more; ReLU6, HardSwish, Swish, GELU likewise
+    Conv2d, BatchNorm2d, GELU    ConvBatchNormGELU   the convolution, then a BatchNormGELU; ReLU6, HardSwish and Swish likewise
     BatchNorm2d, Add, ReLU       BatchNormAddReLU    of two values; with a Conv2d before the norm ConvBatchNormAddReLU
     Residual, ReLU               ResidualReLU    of a body that ends in a BatchNorm2d, which then adds the residual's input and applies the ReLU
     Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
@@ -40,14 +40,20 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from nbcnn.nn.activations import GELU, ReLU, Sigmoid, Swish
+from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Sigmoid, Swish
 from nbcnn.nn.fuse_norms import (
     BatchNormAddReLU,
     BatchNormGELU,
+    BatchNormHardSwish,
     BatchNormReLU,
+    BatchNormReLU6,
+    BatchNormSwish,
     ConvBatchNorm,
     ConvBatchNormAddReLU,
     ConvBatchNormGELU,
+    ConvBatchNormHardSwish,
+    ConvBatchNormReLU6,
+    ConvBatchNormSwish,
     ResidualReLU,
     ends_in_norm,
     exact,
@@ -407,10 +413,16 @@ RULES = (
     Rule((Conv2d, BatchNorm2d, Add, ReLU), ConvBatchNormAddReLU, takes_norm),
     Rule((Conv2d, BatchNorm2d, ReLU), ConvBatchNorm, takes_norm),
     Rule((Conv2d, BatchNorm2d, GELU), ConvBatchNormGELU, exact),
+    Rule((Conv2d, BatchNorm2d, ReLU6), ConvBatchNormReLU6, takes_norm),
+    Rule((Conv2d, BatchNorm2d, HardSwish), ConvBatchNormHardSwish, takes_norm),
+    Rule((Conv2d, BatchNorm2d, Swish), ConvBatchNormSwish, takes_norm),
     Rule((Conv2d, BatchNorm2d), ConvBatchNorm, takes_norm),
     Rule((BatchNorm2d, Add, ReLU), BatchNormAddReLU, _always),
     Rule((BatchNorm2d, ReLU), BatchNormReLU, _always),
     Rule((BatchNorm2d, GELU), BatchNormGELU, exact),
+    Rule((BatchNorm2d, ReLU6), BatchNormReLU6, _always),
+    Rule((BatchNorm2d, HardSwish), BatchNormHardSwish, _always),
+    Rule((BatchNorm2d, Swish), BatchNormSwish, _always),
     Rule((Residual, ReLU), ResidualReLU, ends_in_norm),
     Rule((FusedResidual, ReLU), ResidualReLU, ends_in_norm),
     Rule((Linear, ReLU), LinearReLU, _plain),

@@ -1,8 +1,8 @@
 """This module defines the fused layers of BatchNorm2d; their rules stand in `fuse.py`.
 
-BatchNormReLU, BatchNormGELU    the activation behind the norm is applied with it
+BatchNormReLU                   the activation behind the norm is applied with it; BatchNormReLU6, BatchNormHardSwish, BatchNormSwish, BatchNormGELU
 ConvBatchNorm                   in inference the norm is folded into filters and bias; in training it takes the ReLU
-ConvBatchNormGELU               the convolution, then a BatchNormGELU
+ConvBatchNormGELU               the convolution, then a BatchNormGELU; ConvBatchNormReLU6 and so on likewise
 BatchNormAddReLU                the norm adds another value of the graph and applies the ReLU; ConvBatchNormAddReLU likewise
 ResidualReLU                    a BatchNorm2d at the end of a residual's body adds the residual's input and applies the ReLU
 
@@ -23,8 +23,13 @@ from nbcnn.nn.norms import BatchNorm2d, no_backward
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, trace
 from nbcnn.plan.shapes import numel
 
-STATISTICS = ("conv_statistics_fprop", "batchnorm_apply", "batchnorm_relu_apply", "batchnorm_gelu_apply", "batchnorm_add_relu_apply")
+STATISTICS = ("conv_statistics_fprop", "batchnorm_apply", "batchnorm_relu_apply", "batchnorm_add_relu_apply")
 """The ops of a norm behind a convolution in training."""
+
+
+def _ops_of(form: str) -> tuple[str, ...]:
+    """The ops of a norm with what `form` names behind it."""
+    return tuple(f"batchnorm{form}_{name}" for name in ("fprop", "infer", "grads"))
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class BatchNormReLU(Fused):
 
     kind: ClassVar[str] = "batchnorm"
     form: ClassVar[str] = "_relu"
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_relu_fprop", "batchnorm_relu_infer", "batchnorm_relu_grads")
+    ops: ClassVar[tuple[str, ...]] = _ops_of("_relu")
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if tape.training and tape.sync is not None:
@@ -50,7 +55,31 @@ class BatchNormGELU(BatchNormReLU):
     """gelu of a BatchNorm2d."""
 
     form: ClassVar[str] = "_gelu"
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_gelu_fprop", "batchnorm_gelu_infer", "batchnorm_gelu_grads")
+    ops: ClassVar[tuple[str, ...]] = _ops_of("_gelu")
+
+
+@dataclass(frozen=True)
+class BatchNormReLU6(BatchNormReLU):
+    """relu6 of a BatchNorm2d."""
+
+    form: ClassVar[str] = "_relu6"
+    ops: ClassVar[tuple[str, ...]] = _ops_of("_relu6")
+
+
+@dataclass(frozen=True)
+class BatchNormHardSwish(BatchNormReLU):
+    """hard_swish of a BatchNorm2d."""
+
+    form: ClassVar[str] = "_hard_swish"
+    ops: ClassVar[tuple[str, ...]] = _ops_of("_hard_swish")
+
+
+@dataclass(frozen=True)
+class BatchNormSwish(BatchNormReLU):
+    """swish of a BatchNorm2d."""
+
+    form: ClassVar[str] = "_swish"
+    ops: ClassVar[tuple[str, ...]] = _ops_of("_swish")
 
 
 @dataclass(frozen=True)
@@ -59,7 +88,7 @@ class BatchNormAddReLU(Fused):
 
     kind: ClassVar[str] = "batchnorm"
     joins: ClassVar[bool] = True
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_add_relu_fprop", "batchnorm_add_relu_infer", "batchnorm_add_relu_grads")
+    ops: ClassVar[tuple[str, ...]] = _ops_of("_add_relu")
 
     def build(self, tape: Tape, xs: Sequence[Buf], scope: str) -> Joined:
         (name, norm), (sum_name, add), (after, relu) = self.parts
@@ -137,13 +166,38 @@ class ConvBatchNormGELU(Fused):
     """gelu of a BatchNorm2d of conv(x). No epilogue has a GELU, so the norm and it make a pass of their own in inference, too."""
 
     kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormGELU.ops)
+    norm: ClassVar[type[BatchNormReLU]] = BatchNormGELU
+    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormGELU.ops, "batchnorm_gelu_apply")
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if not tape.training or tape.sync is not None or self.parts[0][1].general:
-            return trace(tape, [self.parts[0], (self.parts[1][0], BatchNormGELU(self.parts[1:]))], x)
-        y, backward = _behind_conv(tape, self.parts, x, "_gelu")
+            return trace(tape, [self.parts[0], (self.parts[1][0], self.norm(self.parts[1:]))], x)
+        y, backward = _behind_conv(tape, self.parts, x, self.norm.form)
         return y, lambda dy: backward(dy)[0]
+
+
+@dataclass(frozen=True)
+class ConvBatchNormReLU6(ConvBatchNormGELU):
+    """relu6 of a BatchNorm2d of conv(x)."""
+
+    norm: ClassVar[type[BatchNormReLU]] = BatchNormReLU6
+    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormReLU6.ops, "batchnorm_relu6_apply")
+
+
+@dataclass(frozen=True)
+class ConvBatchNormHardSwish(ConvBatchNormGELU):
+    """hard_swish of a BatchNorm2d of conv(x)."""
+
+    norm: ClassVar[type[BatchNormReLU]] = BatchNormHardSwish
+    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormHardSwish.ops, "batchnorm_hard_swish_apply")
+
+
+@dataclass(frozen=True)
+class ConvBatchNormSwish(ConvBatchNormGELU):
+    """swish of a BatchNorm2d of conv(x)."""
+
+    norm: ClassVar[type[BatchNormReLU]] = BatchNormSwish
+    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormSwish.ops, "batchnorm_swish_apply")
 
 
 @dataclass(frozen=True)
@@ -177,7 +231,7 @@ class ResidualReLU(Fused):
     """relu(body(x) + x), the sum and the ReLU computed by the BatchNorm2d at the body's end."""
 
     kind: ClassVar[str] = "residual"
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_add_relu_fprop", "batchnorm_add_relu_infer", "batchnorm_add_relu_grads")
+    ops: ClassVar[tuple[str, ...]] = _ops_of("_add_relu")
 
     def named_body(self, scope: str) -> list[Named]:
         """The layers of the body with their names."""

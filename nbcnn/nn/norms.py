@@ -206,9 +206,10 @@ class BatchNorm2d(_Norm):
     Shapes: (N, C, H, W), float32, stays as it is. Parameters: weight and bias, each (C,); state: running_mean and running_var, each (C,).
     `channels` None is the input's. The conventions are those of torch.nn.BatchNorm2d: each training step moves the running statistics by
     `momentum` towards the batch's, the variance unbiased; evaluation and prediction normalise with them, and fold that into a convolution right
-    before the layer. `eps` is added to the variance. A ReLU or a GELU right behind the layer is computed with it, and so is the sum of two values of
-    which this layer makes one and which a ReLU follows; in training a convolution right before the layer makes the statistics of the batch. Of
-    several ranks that train together each takes its own part of the batch for the batch, unless statistics are shared (`--sync-stats`).
+    before the layer. `eps` is added to the variance. A ReLU, ReLU6, HardSwish, Swish or GELU right behind the layer is computed with it, and so
+    is the sum of two values of which this layer makes one and which a ReLU follows; in training a convolution right before the layer makes the
+    statistics of the batch. Of several ranks that train together each takes its own part of the batch for the batch, unless statistics are
+    shared (`--sync-stats`).
 
     Raises UsageError unless eps > 0 and 0 ≤ momentum ≤ 1, and ShapeError for what is no image, when the network is built.
 
@@ -250,7 +251,7 @@ class BatchNorm2d(_Norm):
     def normalise(
         self, tape: Tape, x: Buf, scope: str, form: str = "", other: Buf | None = None, kept: list[Buf] | None = None
     ) -> tuple[Buf, Callable[[Buf], list[Buf]]]:
-        """Record y, by the op batchnorm`form`: "" of the norm alone, "_relu" or "_gelu", or "_add_relu", which adds `other` first.
+        """Record y, by the op batchnorm`form`: "" of the norm alone, "_relu" or another activation, or "_add_relu", which adds `other` first.
 
         kept: the batch's statistics, which whoever made x in training has made, too. The backward returns the gradient of x and, if there is one,
         that of `other`.

@@ -1,7 +1,7 @@
 """This module records a network as a flat list of steps and plans where its temporaries lie; it knows no arrays and no device.
 
 `Tape` records; `trace` and `trace_nodes` run the layers of a list or a graph over it, forward and then backward; `drop_dead` removes what nobody
-reads, `merge_sums` sums that another step makes on its way; `lower` fits the list to a row of the op table; `plan_arena` gives every temporary an
+reads (`merging` merges neighbours); `lower` fits the list to a row of the op table; `plan_arena` gives every temporary an
 offset in one block of memory.
 A backward closure mentions the Bufs it needs, and what it mentions stays alive: nothing is marked "save for backward".
 Gradients overwrite. Where a value or a parameter has a second gradient, whoever makes that one adds it to the first by a step of its own, so
@@ -11,16 +11,20 @@ gradients are added in the order of the plan.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from nbcnn.plan.packing import Bank, Placement, table, tiles_of
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE
 
 ALIGNMENT = 256
 """Every Buf in the arena starts at a multiple of so many bytes."""
+
+SIDE_BYTES = 32 << 20
+"""A weight gradient that reads less may run beside the rest of the backward pass. One that reads as much fills the GPU by itself, and what it reads
+would stay in memory until the branches meet: 330 of the 1,120 MiB of U-Net's arena at batch 16."""
 
 _KEPT_HOMES = frozenset({"param", "grad", "state", "io"})
 
@@ -285,30 +289,13 @@ def drop_dead(steps: Sequence[Step], outputs: Iterable[Buf] = ()) -> list[Step]:
     return kept[::-1]
 
 
-ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
-"""Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
-
-
-def merge_sums(steps: Sequence[Step]) -> list[Step]:
-    """The steps without the sums of two gradients that one step alone reads and can add by itself: what a value that is read twice has."""
-    readers = Counter(buf.root for step in steps for buf in step.ins)
-    sums = {step.outs[0].root: step for step in steps if step.op == "add" and step.outs[0].root.home == "arena"}
-    made, gone = list[Step](), set[int]()
-    for step in steps:
-        total = sums.get(step.ins[0].root) if ADDS_GRADIENTS.get(step.op) == len(step.ins) else None
-        if total is not None and readers[total.outs[0].root] == 1 and total.outs[0].shape == step.ins[0].shape:
-            gone.add(id(total))
-            step = replace(step, ins=(total.ins[0], *step.ins[1:], total.ins[1]))
-        made.append(step)
-    return [step for step in made if id(step) not in gone]
-
-
 @dataclass(frozen=True)
 class Resolution:
     """How one step runs: the implementation, its tile, and what it needs besides its operands.
 
     mode     the name of the row's fallback that the implementation comes from.
     packs    (terms, elements) of the packed weight that it reads, and `packed` its dtype; None if it reads no packed weight.
+    placement  how that copy is written without an index map; None if it wants one.
     reasons  why earlier implementations of the chain were passed over, in words.
     """
 
@@ -319,6 +306,7 @@ class Resolution:
     packs: tuple[int, int] | None = None
     packed: str = "float32"
     reasons: tuple[str, ...] = ()
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,6 +328,7 @@ class Plan:
     """A lowered list of steps with an offset in the arena for every temporary.
 
     packs   the Bufs of packed weights, one for each dtype that is wanted, with the Bufs of their index maps.
+    tables  of those of which copies need no map, the Bufs of the tables that say how they are written (`nbcnn.plan.packing`).
     store   how activations are stored.
     """
 
@@ -349,6 +338,7 @@ class Plan:
     packs: Mapping[Buf, Buf]
     layout: str
     store: str
+    tables: Mapping[Buf, Buf] = field(default_factory=dict)
 
 
 def lower(
@@ -363,37 +353,57 @@ def lower(
 
     `resolve` says how a step runs. Weights that implementations want in another order are gathered by a `pack_weights`
     step for each dtype at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy.
-    `branching` lets weight gradients run beside the rest of the backward pass, which keeps what they read alive longer.
+    `branching` lets weight gradients that read little (SIDE_BYTES) run beside the rest of the backward pass, which keeps what they read alive longer.
     """
     hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
-    slots, sizes = _place_packed(hows)
-    packed = {dtype: Buf(f"packed weights {dtype}", (count,), dtype) for dtype, (_, count) in sizes.items()}
-    maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in sizes.items()}
+    slots, sizes, mapped = _place_packed(hows)
+    packed = {dtype: Buf(f"packed weights {dtype}", (count,), dtype) for dtype, count in sizes.items()}
+    maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in mapped.items()}
     if maps and flat_params is None:
         raise ValueError("a plan that packs weights needs the flat parameter Buf")
     # A shared layer's second gradient is added to its first within the backward pass: the side branch is joined there, and not opened again.
     joined = next((at for at, (step, _) in enumerate(hows) if _reads_gradient(step)), len(hows))
-    planned = []
-    for buf, index in maps.items():
-        pack = Step("pack_weights", (flat_params, index), (buf,), {}, "pack")  # type: ignore[arg-type]
-        planned.append(Planned(pack, resolve(pack)))
+    planned, packing = list[Planned](), list[Planned]()
     for at, ((step, how), slot) in enumerate(zip(hows, slots, strict=True)):
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
-        side = branching and at < joined and all(buf.root.home == "grad" for buf in step.outs)
+        small = sum(buf.nbytes for buf in step.ins) < SIDE_BYTES
+        side = branching and small and at < joined and all(buf.root.home == "grad" for buf in step.outs)
         planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
-    planned = _pack_made(planned, maps, resolve)
+    tables = dict[Buf, Buf]()
+    for buf, index in maps.items():
+        if banks := banks_of(planned, buf, lambda _: 0):
+            tables[buf] = Buf(f"pack table {buf.dtype}", (table(banks).size,), "int32", "const")
+            operands, attrs = (flat_params, index, tables[buf]), {"tiles": tiles_of(banks)}
+        else:
+            operands, attrs = (flat_params, index), {}
+        pack = Step("pack_weights", operands, (buf,), attrs, "pack")  # type: ignore[arg-type]
+        packing.append(Planned(pack, resolve(pack)))
+    planned = _pack_made([*packing, *planned], maps, resolve)
     offsets, total = plan_arena(planned)
-    return Plan(tuple(planned), offsets, total, maps, layout, store)
+    return Plan(tuple(planned), offsets, total, maps, layout, store, tables)
 
 
-def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int]]]:
-    """(start, count) of every step's packed weight, and by dtype the (terms, elements) of all of them together.
+def banks_of(planned: Sequence[Planned], packed: Buf, first: Callable[[str], int]) -> list[Bank]:
+    """The filter banks of which `packed` has copies that need no map; `first`: where the parameter of a name begins in the flat ones."""
+    banks: dict[Buf, tuple[tuple[int, ...], dict[int, Placement]]] = {}
+    for item in planned:
+        if item.packed is not None and item.packed[0] is packed and item.how.placement is not None:
+            weight = item.step.ins[1]
+            banks.setdefault(weight.root, (weight.shape, {}))[1][item.packed[1]] = item.how.placement
+    return [(first(root.name), shape, copies) for root, (shape, copies) in banks.items()]
 
-    A weight that another step makes is none of these: `_pack_made`. Steps that run alike on one weight, as those of the parts of a batch do, share a
-    copy.
+
+def _place_packed(
+    hows: Sequence[tuple[Step, Resolution]],
+) -> tuple[list[tuple[int, int] | None], dict[str, int], dict[str, tuple[int, int]]]:
+    """(start, count) of every step's packed weight, by dtype the elements of all of them together, and (terms, elements) of those that want a map.
+
+    These stand first. A weight that another step makes is none of these: `_pack_made`. Steps that run alike on one weight, as those of the parts of
+    a batch do, share a copy.
     """
     slots: list[tuple[int, int] | None] = []
     sizes: dict[str, tuple[int, int]] = {}
+    placed: dict[str, int] = {}
     known: dict[Any, tuple[int, int]] = {}
     for step, how in hows:
         if how.packs is None or _weight_made(step):
@@ -406,11 +416,20 @@ def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[i
             continue
         terms, count = how.packs
         most, start = sizes.get(how.packed, (1, 0))
-        known[key] = start, count
-        slots.append((start, count))
         itemsize = ITEMSIZE[how.packed]
-        sizes[how.packed] = max(most, terms), start + _align(count * itemsize, ALIGNMENT) // itemsize
-    return slots, sizes
+        whole = _align(count * itemsize, ALIGNMENT) // itemsize
+        if how.placement is None:
+            sizes[how.packed] = max(most, terms), start + whole
+        else:
+            start = placed.get(how.packed, 0)
+            placed[how.packed] = start + whole
+        known[key] = start, count
+        slots.append(known[key])
+    mapped = {dtype: sizes.get(dtype, (1, 0)) for dtype in (*sizes, *placed)}
+    for at, ((_, how), slot) in enumerate(zip(hows, slots, strict=True)):
+        if slot is not None and how.placement is not None:
+            slots[at] = mapped[how.packed][1] + slot[0], slot[1]
+    return slots, {dtype: count + placed.get(dtype, 0) for dtype, (_, count) in mapped.items()}, mapped
 
 
 def _weight_made(step: Step) -> bool:

@@ -6,7 +6,7 @@ Choosing the row is `rows`, finding an implementation for every step `resolve`; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from nbcnn.nn.graphs import Graph, pack, unpack, wired
 from nbcnn.nn.layer import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
-from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, merge_sums, trace_nodes
+from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, trace_nodes
+from nbcnn.plan.merging import merge
 from nbcnn.plan.shapes import numel
 from nbcnn.ranks.team import Team
 from nbcnn.run import inference
@@ -145,9 +146,14 @@ class Net:
             return self.layers.body
         return self.layers[:-1] if self.has_loss else self.layers
 
+    @property
+    def fusing_ops(self) -> Container[str]:
+        """The ops that layers and steps may be put together for."""
+        return self.row.ops if self.fusing else ()
+
     def _fused(self, layers: Sequence[Any]) -> Wired:
         """`layers` with their names and wiring, fused as far as the row has the ops."""
-        return fuse_nodes(wired(layers), self.row.ops if self.fusing else ())
+        return fuse_nodes(wired(layers), self.fusing_ops)
 
     def _inputs(self) -> list[tuple[int, ...]]:
         """The shapes of the inputs of an example."""
@@ -202,7 +208,7 @@ class Net:
         dx = backward(dy)
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}
         steps = _substitute(_substitute(tape.steps, value, io["loss"]), dx.root, io["dx"])
-        return Recorded(tuple(merge_sums(drop_dead(steps))), io)
+        return Recorded(tuple(merge(drop_dead(steps), self.fusing_ops)), io)
 
     def record_loss(self, tape: Tape, x: Buf, target: Buf | None) -> tuple[Buf, Any, Callable[[Any], Buf]]:
         """Record forward and loss; return its value, its gradient, and the backward of the body.

@@ -23,7 +23,8 @@ from nbcnn.datasets.augment import NOTHING, Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
-from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead, merge_sums
+from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
+from nbcnn.plan.merging import merge
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run import streaming
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -190,7 +191,7 @@ class Training:
                     self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
             attrs = {"count": share.count} | ({} if ends else {"steps": 0})
             tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", **attrs)
-        return Recorded(tuple(merge_sums(drop_dead(tape.steps))), bufs)
+        return Recorded(tuple(merge(drop_dead(tape.steps), self.net.fusing_ops)), bufs)
 
     def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
         """Record gather, forward and loss of so many images; return the loss and what records the backward pass."""
@@ -268,7 +269,7 @@ class Training:
             "arena": max(plan.arena_bytes for plan in plans.values()),
             "parameters and gradients": self.net.params.nbytes,
             "optimizer": sum(b.nbytes for name, b in self.bufs.items() if name.startswith("optim.")),
-            "packing maps": sum(index.nbytes for plan in plans.values() for index in plan.packs.values()),
+            "packing maps": sum(buf.nbytes for plan in plans.values() for buf in (*plan.packs.values(), *plan.tables.values())),
             "data set": held,
             "tables": tables + sum(self.bufs[name].nbytes for name in self.rates),
         }

@@ -10,7 +10,8 @@ import numpy as np
 from nbcnn.gpu.capture import JOIN, MAIN, SIDE
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Call, bare_call
-from nbcnn.plan.graph import Buf, Plan, Planned, join
+from nbcnn.plan.graph import Buf, Plan, Planned, banks_of, join
+from nbcnn.plan.packing import table
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import FLOATING, decode
 
@@ -161,6 +162,9 @@ def constants(plan: Plan, params: Any, known: Collection[Buf] = ()) -> dict[Buf,
     for packed, pack_map in plan.packs.items():
         if pack_map not in known:
             made[pack_map] = _uploaded(params.device, pack_index(plan, packed, params.layout).reshape(-1))
+        if packed in plan.tables and plan.tables[packed] not in known:
+            banks = banks_of(plan.steps, packed, params.layout.offsets.__getitem__)
+            made[plan.tables[packed]] = _uploaded(params.device, table(banks))
     for buf in {buf.root for item in plan.steps for buf in item.step.ins if buf.root.values is not None}:
         if buf not in known:
             made[buf] = _uploaded(params.device, np.array(buf.values, buf.dtype))
@@ -178,13 +182,13 @@ def _floating(buf: Buf) -> bool:
 
 
 def pack_index(plan: Plan, packed: Buf, layout: Any) -> np.ndarray:
-    """Where each element of the Buf `packed` comes from, −1 for nothing; int32 (terms, elements).
+    """Where each element of the Buf `packed` comes from that no table places, −1 for nothing; int32 (terms, elements).
 
     That is in the flat parameters, or in the weight itself if a step makes it.
     """
     index = np.full(plan.packs[packed].shape, -1, np.int32)
     for item in plan.steps:
-        if item.packed is not None and item.packed[0] is packed:
+        if item.packed is not None and item.packed[0] is packed and item.how.placement is None:
             _, start, count = item.packed
             inside = item.how.impl.pack(bare_call(item.step, plan.layout, item.how.tile)).reshape(-1, count)
             weight = item.step.ins[1].root

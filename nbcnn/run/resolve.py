@@ -10,6 +10,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.ops.kernel.call import bare_call
 from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.graph import Buf, Plan, Resolution, Step, lower
+from nbcnn.plan.packing import placement_of
 from nbcnn.plan.shapes import numel
 
 Tiles = Mapping[str, Mapping[str, int]]
@@ -71,11 +72,12 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
                 kinds = {type(known) for known in (tile, *impl.candidates(call, multiprocessors))}
                 tile = next((kind(**saved) for kind in kinds if saved.keys() == {field.name for field in fields(kind)}), tile)
             call = bare_call(step, row.layout, tile)
-            packs = None
+            packs = placement = None
             if impl.pack is not None:
                 index = impl.pack(call)
                 packs = (index.shape[0] if index.ndim == 2 else 1, index.shape[-1])
-            return Resolution(impl, part, tile, impl.scratch(call), packs, impl.packed, tuple(reasons))
+                placement = placement_of(index, step.ins[1].shape) if packs[0] == 1 and step.ins[1].root.home == "param" else None
+            return Resolution(impl, part, tile, impl.scratch(call), packs, impl.packed, tuple(reasons), placement)
         raise UsageError(f"{step.scope}: mode {row.mode} has no {step.op} for this shape" + "".join(f"; {r}" for r in reasons))
 
     return resolve

@@ -22,7 +22,6 @@ from nbcnn.plan.graph import (
     lifetimes,
     live_bytes,
     lower,
-    merge_sums,
     named,
     names,
     plan_arena,
@@ -213,18 +212,3 @@ def test_a_side_branch_keeps_what_it_reads_until_it_is_joined():
         if item.side:
             assert all(spans[buf.root][1] == join(branched.steps) for buf in item.step.ins if buf.root.home == "arena")
     assert branched.arena_bytes > plan.arena_bytes
-
-
-def test_a_sum_of_two_gradients_is_made_by_the_one_step_that_reads_it():
-    a, b, c, total, other = (Buf(name, (2, 3)) for name in ("a", "b", "c", "total", "other"))
-    rest = tuple(Buf(f"operand{at}", (2, 3)) for at in range(5))
-    first, reads = Step("add", (a, b), (total,)), Step("batchnorm_add_relu_grads", (total, *rest), (other,))
-    merged = merge_sums([first, reads])
-    assert [(step.op, step.ins) for step in merged] == [("batchnorm_add_relu_grads", (a, *rest, b))]
-    assert merge_sums(merged) == merged, "there is no third"
-    for kept in (
-        [first, reads, Step("relu_dgrad", (total, a), (c,))],
-        [first, Step("batchnorm_relu_grads", (total, *rest), (other,))],
-        [Step("add", (a, b), (Buf("total", (2, 3), home="io"),)), reads],
-    ):
-        assert merge_sums(kept) == kept

@@ -14,7 +14,7 @@ from nbcnn import modes
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
-from nbcnn.nn.activations import GELU, ReLU
+from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Swish
 from nbcnn.nn.corruption import Dropout
 from nbcnn.nn.fuse import AddReLU, fuse, fuse_nodes
 from nbcnn.nn.fuse_norms import BatchNormAddReLU, BatchNormGELU, BatchNormReLU, ConvBatchNorm, ConvBatchNormGELU, ResidualReLU
@@ -103,7 +103,31 @@ def test_what_is_fused():
     assert [type(layer) for _, layer in fuse(named([BatchNorm2d(), ReLU(), MSE()]), ops)] == [BatchNormReLU, MSE]
     gelus = [BatchNorm2d(), GELU(), Conv2d(3), BatchNorm2d(), GELU(), MSE()]
     assert [type(layer) for _, layer in fuse(named(gelus), ops)] == [BatchNormGELU, ConvBatchNormGELU, MSE]
+    for layer, fused in ((ReLU6, "ReLU6"), (HardSwish, "HardSwish"), (Swish, "Swish")):
+        plain = [BatchNorm2d(), layer(), Conv2d(3), BatchNorm2d(), layer(), MSE()]
+        assert [type(each).__name__ for _, each in fuse(named(plain), ops)] == [f"BatchNorm{fused}", f"ConvBatchNorm{fused}", "MSE"]
     assert fuse(named(sized(layers(), SHAPE)), ()) == named(sized(layers(), SHAPE))
+
+
+@pytest.mark.parametrize("layer", [ReLU6, HardSwish, Swish])
+def test_an_activation_behind_a_norm_leaves_no_step_of_its_own(fusing_cpu, rng, layer):
+    """A pointwise and a depthwise convolution, each with its norm and activation: fused or not, the gradients and predictions are the same."""
+    body = [Conv2d(4, 1, bias=False), BatchNorm2d(), layer(), Conv2d(4, 3, padding=1, groups=4, bias=False), BatchNorm2d(), layer(), MSE()]
+    made = [Net([*body[:-1], Conv2d(3, 1), body[-1]], SHAPE, mode="cpu", seed=2, fusing=fusing) for fusing in (True, False)]
+    x = rng.standard_normal((5, *SHAPE)).astype(np.float32)
+    (loss, grads), (plain_loss, plain_grads) = (net.gradients(x) for net in made)
+    # Eight layers forward and back, each of sums over at most 5·36 pixels.
+    bound = 2 * 8 * parity_bound(5 * 36, "fp32")
+    assert loss == pytest.approx(plain_loss, rel=bound)
+    for name, gradient in grads.items():
+        assert np.linalg.norm(gradient - plain_grads[name]) <= bound * max(np.linalg.norm(plain_grads[name]), 1e-2), name
+    fused, plain = (net.predict(IMAGES) for net in made)
+    assert np.linalg.norm(fused - plain) <= bound * np.linalg.norm(plain)
+    own = {f"{layer.kind}_fprop", f"{layer.kind}_dgrad"}
+    steps = [{step.op for step in net.record_gradients(5).steps} for net in made]
+    assert not own & steps[0]
+    assert own <= steps[1]
+    assert {f"batchnorm_{layer.kind}_{pass_}" for pass_ in ("apply", "fprop", "grads")} <= steps[0]
 
 
 def test_fused_and_folded_nets_compute_what_plain_ones_do(fusing_cpu, rng):

@@ -48,7 +48,8 @@ from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.products.winners import launch_keep_winner
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.svm import mirror, process, rows, smo
-from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, lower, merge_sums, named, trace, trace_nodes
+from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, lower, named, trace, trace_nodes
+from nbcnn.plan.merging import merge
 from nbcnn.plan.names import FITTED
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
@@ -306,7 +307,7 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
             tape.emit("ema", [average, weights, state], [average], "update", decay=user.ema)
     sums = Buf("sums", (4,), "float64", "state")
     tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", count=batch)
-    return merge_sums(drop_dead(tape.steps)), weights
+    return merge(drop_dead(tape.steps), fused), weights
 
 
 def _key(step: Step) -> tuple[Any, ...]:

@@ -1,8 +1,10 @@
 """Addition of two tensors of one shape, as at the end of a residual block: y = a + b, and with the ReLU behind it y = max(a + b, 0).
 
-The gradient of a sum needs no op: da = db = dy. That of add_relu is relu's, dy where y > 0.
+The gradient of a sum needs no op: da = db = dy. That of add_relu is relu's, dy where y > 0; of a y that is read twice two gradients are added and
+masked in one pass.
 
     add               a, b -> y                           add_relu          a, b -> y
+    add_relu_dgrad    da, db, y -> dx
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ def add_relu(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
     np.maximum(y, 0, out=y)
 
 
+def add_relu_dgrad(da: np.ndarray, db: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
+    """dx = da + db where y > 0, else 0, any shape: `add`, then `relu_dgrad`."""
+    np.multiply(da + db, y > 0, out=dx)
+
+
 @jit(device=True)
 def _sum(a, b):
     return a + b
@@ -38,6 +45,11 @@ def _sum(a, b):
 @jit(device=True)
 def _relu_of_sum(a, b):
     return relu(a + b)
+
+
+@jit(device=True)
+def _masked_sum(a, b, y):
+    return 0.0 if y <= 0.0 else a + b
 
 
 def bind(call: Call) -> list[Launch]:
@@ -50,9 +62,17 @@ def bind_relu(call: Call) -> list[Launch]:
     return launch("add_relu_kernel", _relu_of_sum, call)
 
 
+def bind_relu_dgrad(call: Call) -> list[Launch]:
+    """One launch of `elementwise.ternary`."""
+    return launch("add_relu_dgrad_kernel", _masked_sum, call)
+
+
 HOST = {"add": host(add)}
-OPS = {"add": Impl(bind, supports=supports, traffic=streamed), "add_relu": Impl(bind_relu, supports=supports, traffic=streamed)}
-REFERENCES = {"add_relu": add_relu}
+OPS = {
+    op: Impl(bound, supports=supports, traffic=streamed)
+    for op, bound in (("add", bind), ("add_relu", bind_relu), ("add_relu_dgrad", bind_relu_dgrad))
+}
+REFERENCES = {"add_relu": add_relu, "add_relu_dgrad": add_relu_dgrad}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
@@ -60,3 +80,5 @@ def cases(images: Shapes = IMAGES) -> Iterator[Case]:
     for shape in images:
         for op in ("add", "add_relu"):
             yield Case(op, label_of(shape), (normal(5, *shape), normal(6, *shape)), ((shape, "float32"),))
+        y = np.maximum(normal(7, *shape), 0)
+        yield Case("add_relu_dgrad", label_of(shape), (normal(5, *shape), normal(6, *shape), y), ((shape, "float32"),))

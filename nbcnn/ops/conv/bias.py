@@ -1,6 +1,6 @@
 """The bias of a transposed convolution, whose product is a convolution's dgrad and has none: y = x + b by channel, and db = Σ dy.
 
-db is summed as the general convolution sums its own: in parts of the pixels, which a second launch adds in order (grouped.py).
+db is summed by chunks of the batch (share.py), whose sums a second launch adds in order.
 
     bias_fprop        x (N,C,H,W), b (C) -> y (N,C,H,W)       bias_wgrad        dy -> db (C)
 """
@@ -13,16 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit
-from nbcnn.ops.conv.grouped import FILTERS, LINES, THREADS, launch_sum, parts_of, wgrad_kernel
+from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import quotient, within
+from nbcnn.ops.kernel.reduce import group_reduction, plus
+from nbcnn.ops.kernel.share import IN_FLIGHT, Share, lanes_io, place_of, rows_sum, shared_call
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
-from nbcnn.ops.kernel.traffic import streamed
+from nbcnn.ops.kernel.traffic import Traffic, once, size, streamed
 from nbcnn.ops.kernel.windows import lanes_of, planes
 from nbcnn.plan.shapes import numel
+
+THREADS = 256
+TOTAL_THREADS = 8 if SIMULATOR else 256
+"""Threads of a block that adds the sums of one channel."""
 
 
 def bias_fprop(x: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
@@ -69,28 +74,100 @@ def bind_fprop(call: Call) -> list[Launch]:
     return [Launch(bias_kernel(kinds(call)[0], nhwc, four), blocks(count, 4 * THREADS if four else THREADS), THREADS, args)]
 
 
+@cache
+def chunks_kernel(kind: str, share: Share) -> Any:
+    (load, _), place, add = lanes_io(kind, share.width), place_of(share.last), rows_sum(share, share.width)
+    WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
+    FLOATS, MEMORY = IN_FLIGHT * share.width, share.width * share.threads
+
+    @jit(launch_bounds=(THREADS, 2))
+    def bias_chunks_kernel(dy, partials, M, C, HW, chunk):
+        """partials (C,chunks) = Σ dy over the block's chunk of pixels.
+
+        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
+        shared 4·width bytes a thread; moves 4·dy bytes, once.
+        """
+        memory = cuda.shared.array(MEMORY, f4)
+        values = cuda.local.array(FLOATS, f4)
+        sums = cuda.local.array(WIDTH, f4)
+        tid, block, chunks = cuda.threadIdx.x, cuda.blockIdx.y, cuda.gridDim.y
+        row = tid // COLUMNS
+        c = (cuda.blockIdx.x * COLUMNS + (tid - row * COLUMNS)) * WIDTH
+        near = min(c, C - WIDTH)
+        last = min((block + 1) * chunk, M)
+        for q in range(WIDTH):
+            sums[q] = 0.0
+        m = block * chunk + row
+        while m + (IN_FLIGHT - 1) * ROWS < last:
+            for j in range(IN_FLIGHT):
+                load(dy, place(m + j * ROWS, near, C, HW), values, j * WIDTH)
+            for j in range(IN_FLIGHT):
+                for q in range(WIDTH):
+                    sums[q] += values[j * WIDTH + q]
+            m += IN_FLIGHT * ROWS
+        while m < last:
+            load(dy, place(m, near, C, HW), values, 0)
+            for q in range(WIDTH):
+                sums[q] += values[q]
+            m += ROWS
+        add(memory, sums)
+        if row == 0 and c < C:
+            for q in range(WIDTH):
+                partials[(c + q) * chunks + block] = memory[q * THREADS + tid]
+
+    return bias_chunks_kernel
+
+
+@cache
+def total_kernel() -> Any:
+    THREADS = TOTAL_THREADS
+    in_block = group_reduction(THREADS, plus)
+
+    @jit()
+    def bias_total_kernel(partials, db, chunks):
+        """db = Σ of the partials (C,chunks) of every channel.
+
+        grid C, block 256; owns: a block a channel; shared 4 bytes a thread; moves 4·C·chunks bytes.
+        """
+        values = cuda.shared.array(THREADS, f4)
+        tid, c = cuda.threadIdx.x, cuda.blockIdx.x
+        mine = 0.0
+        for b in range(tid, chunks, THREADS):
+            mine += partials[c * chunks + b]
+        mine = in_block(values, mine)
+        if tid == 0:
+            db[c] = mine
+
+    return bias_total_kernel
+
+
 def scratch_wgrad(call: Call) -> int:
-    """Bytes of the parts of the sums."""
-    n, c, h, w = call.in_shapes[0]
-    return 4 * parts_of(n * h * w) * c
+    """Bytes of a number of every channel and chunk."""
+    _, _, extent = shared_call(call, 0)
+    return 4 * extent.channels * extent.chunks
 
 
 def bind_wgrad(call: Call) -> list[Launch]:
-    """dy -> db. Two launches: a convolution's weight gradient without weights, so that its bias alone is left."""
-    (n, c, h, w), (dy,), (db,) = call.in_shapes[0], call.ins, call.outs
-    pixels, parts, partials = n * h * w, parts_of(n * h * w), call.scratch.view(np.float32)
-    # No channels a group: the one tap is the bias, and the images are never read.
-    numbers = (pixels, blocks(pixels, parts), c, h, w, c, h, w, 1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 1)
-    grid = (blocks(c, FILTERS), 1, parts)
-    made = wgrad_kernel(kinds(call)[0], call.layout == "NHWC")
-    first = Launch(made, grid, (FILTERS, LINES), (dy, dy, partials, *(np.int32(number) for number in numbers)))
-    return [first, launch_sum(partials, db, [db], c, 1, parts)]
+    """dy -> db. Two launches: sums of the chunks, those of the channels."""
+    (kind, share, extent), (dy,), (db,) = shared_call(call, 0), call.ins, call.outs
+    partials = call.scratch.view(np.float32)
+    numbers = (np.int32(each) for each in (extent.pixels, extent.channels, extent.plane, extent.chunk))
+    return [
+        Launch(chunks_kernel(kind, share), extent.grid, share.threads, (dy, partials, *numbers)),
+        Launch(total_kernel(), extent.channels, TOTAL_THREADS, (partials, db, np.int32(extent.chunks))),
+    ]
+
+
+def traffic_wgrad(call: Call) -> list[Traffic]:
+    """dy; the partials."""
+    partials = scratch_wgrad(call)
+    return [once(size(call, "in", 0), partials), once(partials, size(call, "out", 0))]
 
 
 HOST = {"bias_fprop": host(bias_fprop), "bias_wgrad": host(bias_wgrad)}
 OPS = {
     "bias_fprop": Impl(bind_fprop, supports=supports, traffic=streamed),
-    "bias_wgrad": Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports),
+    "bias_wgrad": Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, traffic=traffic_wgrad),
 }
 GRADIENTS = {"bias_wgrad": Gradient("bias_fprop", lambda ins, outs, v: (v,), of=(1,))}
 

@@ -26,6 +26,7 @@ from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.norms import batch
+from nbcnn.ops.norms.batch_reference import keep_statistics
 from nbcnn.plan.shapes import ConvShape, numel
 
 Array = np.ndarray
@@ -37,7 +38,7 @@ def conv_statistics_fprop(x: Array, w: Array, *operands: Array, stride: int, pad
     """y (N,K,P,Q) = conv(x, w)[ + b], and its statistics; operands: [b,] running_mean, running_var, y, mean, rstd, running_mean, running_var."""
     *bias, running_mean, running_var, y, mean, rstd, mean_out, var_out = operands
     conv_fprop(x, w, *bias, y, stride=stride, pad=pad)
-    batch.keep_statistics(y, (mean, rstd), (running_mean, running_var), (mean_out, var_out), eps, momentum)
+    keep_statistics(y, (mean, rstd), (running_mean, running_var), (mean_out, var_out), eps, momentum)
 
 
 def _pixels(call: Call) -> int:

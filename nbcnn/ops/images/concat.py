@@ -5,6 +5,10 @@ is an example. In both, y's rows are the rows of x₁, x₂, … one behind the 
 matrices serves both passes, in every row of the table.
 
     concat_fprop      x₁ (N,C₁,…), x₂ (N,C₂,…), … -> y (N,C₁+C₂+…,…)        concat_dgrad      dy -> dx₁, dx₂, …
+
+Behind a transposed convolution, whose bias is a pass of its own, the copy adds it:
+
+    concat_bias_fprop  x₁ (N,C₁,H,W), x₂ (N,C₂,H,W), b (C₂) -> y, whose last channels are x₂ + b
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import quotient, within
-from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.kernel.share import lanes_io
+from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.plan.shapes import numel
 
@@ -48,29 +53,42 @@ def concat_dgrad(dy: np.ndarray, *dxs: np.ndarray) -> None:
         np.copyto(dx, part)
 
 
+def concat_bias_fprop(first: np.ndarray, second: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
+    """y (N,C₁+C₂,H,W) = first (N,C₁,H,W), then second (N,C₂,H,W) + b (C₂) by channel."""
+    concat_fprop(first, second + b[:, None, None], y)
+
+
 @cache
-def columns_kernel(source: str, target: str, four: bool) -> Any:
+def columns_kernel(source: str, target: str, together: int, biased: bool = False) -> Any:
     """y[r·y_pitch + y_at + j] = x[r·x_pitch + x_at + j] for every row r and 0 ≤ j < width; x is stored as `source`, y as `target`.
 
+    `biased`: plus b[j/plane].
+
     grid    ceil(rows·width / block's elements), block 256
-    owns    thread: four elements of one row where widths, pitches and starts are multiples of four (`four`), else one
+    owns    thread: `together` elements of one row, 8 or 4 where widths, pitches and starts are multiples of that, else one
     moves   2·rows·width elements; neighbouring threads touch neighbouring elements of a row on both sides
     """
-    io = vector_io if four else scalar_io
-    (load, _), (_, store) = io(source), io(target)
+    (load, _), (_, store) = lanes_io(source, together), lanes_io(target, together)
+    (load_one, _), (_, store_one) = scalar_io(source), scalar_io(target)
+    TOGETHER, IN_LANES = together, together > 1 or biased
 
     @jit()
-    def columns_kernel(x, y, count, width, x_pitch, x_at, y_pitch, y_at):
-        i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * (4 if four else 1)
+    def columns_kernel(x, b, y, count, width, plane, x_pitch, x_at, y_pitch, y_at):
+        values = cuda.local.array(TOGETHER, f4)
+        i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * TOGETHER
         if within(i, count):
             row = quotient(i, width)
             column = i - row * width
             at, to = row * x_pitch + x_at + column, row * y_pitch + y_at + column
-            if four:
-                a, b, c, d = load(x, at)
-                store(y, to, a, b, c, d)
+            if IN_LANES:
+                load(x, at, values, 0)
+                if biased:
+                    for q in range(TOGETHER):
+                        values[q] += b[quotient(column + q, plane)]
+                store(y, to, values, 0)
             else:
-                store(y, to, load(x, at))
+                # Whatever its type: classes are copied, too.
+                store_one(y, to, load_one(x, at))
 
     return columns_kernel
 
@@ -83,18 +101,25 @@ def _matrix(shape: Shape, layout: str) -> tuple[int, int]:
     return shape[0], numel(shape[1:])
 
 
-def _bind(call: Call, shapes: tuple[Shape, ...], whole: Shape, arrays: tuple[Any, ...], other: Any, gather: bool) -> list[Launch]:
-    """One launch for every part, of `arrays` with `shapes`: out of `other`, of shape `whole`, or (`gather`) into it."""
+def _bind(
+    call: Call, shapes: tuple[Shape, ...], whole: Shape, arrays: tuple[Any, ...], other: Any, gather: bool, bias: Any = None
+) -> list[Launch]:  # fmt: skip
+    """One launch for every part, of `arrays` with `shapes`: out of `other`, of shape `whole`, or (`gather`) into it.
+
+    bias: what is added to the last part.
+    """
     rows, pitch = _matrix(whole, call.layout)
-    at, made = 0, []
-    for shape, array in zip(shapes, arrays, strict=True):
+    at, made, types = 0, [], kinds(call)
+    for number, (shape, array) in enumerate(zip(shapes, arrays, strict=True), 1):
         width = _matrix(shape, call.layout)[1]
-        four = not any(number % 4 for number in (width, pitch, at))
+        wide = (8, 4) if types == ("bfloat16", "bfloat16") else (4,)
+        together = next((each for each in wide if not any(extent % each for extent in (width, pitch, at))), 1)
         count, own, inside = rows * width, (width, 0), (pitch, at)
-        operands = (array, other) if gather else (other, array)
-        numbers = (count, width, *own, *inside) if gather else (count, width, *inside, *own)
-        grid = blocks(count, 4 * THREADS if four else THREADS)
-        made.append(Launch(columns_kernel(*kinds(call), four), grid, THREADS, (*operands, *(np.int32(n) for n in numbers))))
+        biased = bias is not None and number == len(shapes)
+        x, y = (array, other) if gather else (other, array)
+        extents = (count, width, width // shape[1], *((*own, *inside) if gather else (*inside, *own)))
+        operands = (x, bias if biased else x, y, *(np.int32(n) for n in extents))
+        made.append(Launch(columns_kernel(*types, together, biased), blocks(count, together * THREADS), THREADS, operands))
         at += width
     return made
 
@@ -104,6 +129,11 @@ def bind_fprop(call: Call) -> list[Launch]:
     return _bind(call, call.in_shapes, call.out_shapes[0], call.ins, call.outs[0], gather=True)
 
 
+def bind_bias(call: Call) -> list[Launch]:
+    """x₁ (N,C₁,H,W), x₂ (N,C₂,H,W), b (C₂) -> y. One launch for each of the images."""
+    return _bind(call, call.in_shapes[:2], call.out_shapes[0], call.ins[:2], call.outs[0], gather=True, bias=call.ins[2])
+
+
 def bind_dgrad(call: Call) -> list[Launch]:
     """dy (N,ΣCᵢ,…) -> dx₁ (N,C₁,…), dx₂, …. One launch for every output."""
     return _bind(call, call.out_shapes, call.in_shapes[0], call.outs, call.ins[0], gather=False)
@@ -111,7 +141,7 @@ def bind_dgrad(call: Call) -> list[Launch]:
 
 def traffic_fprop(call: Call) -> list[Traffic]:
     """Bytes of `bind_fprop`: every launch moves one input."""
-    return [once(nbytes, nbytes) for nbytes in (size(call, "in", at) for at in range(len(call.in_shapes)))]
+    return [once(nbytes, nbytes) for nbytes in (size(call, "in", at) for at in range(2 if call.op == "concat_bias_fprop" else len(call.in_shapes)))]
 
 
 def traffic_dgrad(call: Call) -> list[Traffic]:
@@ -122,17 +152,21 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 HOST = {"concat_fprop": host(concat_fprop), "concat_dgrad": host(concat_dgrad)}
 OPS = {
     "concat_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
+    "concat_bias_fprop": Impl(bind_bias, supports=supports, traffic=traffic_fprop),
     "concat_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
 }
+REFERENCES = {"concat_bias_fprop": concat_bias_fprop}
 GRADIENTS = {"concat_dgrad": Gradient("concat_fprop", lambda ins, outs, v: (v,), of=(0, 1))}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
-    """Both passes, of images with equal, more and fewer channels behind them, and of vectors."""
+    """Both passes, of images with equal, more and fewer channels behind them, also with a bias, and of vectors."""
     for shape in (*images, (3, 5)):
         n, c, *rest = shape
         for more in (c, 3) if c != 3 else (4,):
             first, second, both = (n, c, *rest), (n, more, *rest), (n, c + more, *rest)
             label = f"{label_of(first)} + {more}"
             yield Case("concat_fprop", label, (normal(31, *first), normal(32, *second)), ((both, "float32"),))
+            if rest[1:]:
+                yield Case("concat_bias_fprop", label, (normal(31, *first), normal(32, *second), normal(34, more)), ((both, "float32"),))
             yield Case("concat_dgrad", label, (normal(33, *both),), ((first, "float32"), (second, "float32")))

@@ -5,7 +5,7 @@ columns left over get gradient zero. dgrad is a gather: an element sums dy over 
 order of the taps, so overlapping windows need no atomics and repeat bit for bit. Layouts, lanes, rows: see windows.py.
 
     maxpool_fprop     x (N,C,H,W) -> y (N,C,P,Q), index (N,C,P,Q) uint8 or int32              size, stride
-    maxpool_dgrad     dy, index -> dx (N,C,H,W)                                               size, stride
+    maxpool_dgrad     dy, index[, more (N,C,H,W), which is added] -> dx (N,C,H,W)             size, stride
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ def maxpool_fprop(x: np.ndarray, y: np.ndarray, index: np.ndarray, *, size: int,
         index += searching
 
 
-def maxpool_dgrad(dy: np.ndarray, index: np.ndarray, dx: np.ndarray, *, size: int, stride: int) -> None:
-    """dx (N,C,H,W) = the sum of dy (N,C,P,Q) over the windows whose `index` names the element."""
+def maxpool_dgrad(dy: np.ndarray, index: np.ndarray, *operands: np.ndarray, size: int, stride: int) -> None:
+    """dx (N,C,H,W) = the sum of dy (N,C,P,Q) over the windows whose `index` names the element; operands: [more, which is added,] dx."""
+    *more, dx = operands
     dx.fill(0)
     for tap, seen in enumerate(taps(dx, size, stride, dy.shape[2:])):
         seen += dy * (index == tap)
+    for each in more:
+        dx += each
 
 
 @cache
@@ -119,8 +122,8 @@ def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
 
 @cache
-def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
-    """dx[o,h,w,c] = Σ dy[o,p,q,c] over the windows (p,q) that contain (h,w) and whose index names it; any overlap or gap.
+def dgrad_kernel(kind: str, lanes: int, size: int, stride: int, plus: bool = False) -> Any:
+    """dx[o,h,w,c] = Σ dy[o,p,q,c] over the windows (p,q) that contain (h,w) and whose index names it; any overlap or gap; `plus`: plus more[o,h,w,c].
 
     grid    ceil(count / 256), block 256, count = outer·H·W·groups
     owns    thread: one group of one element of dx
@@ -131,7 +134,7 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
     reach = reach_of(size, stride)
 
     @jit()
-    def maxpool_dgrad_kernel(dy, index, dx, count, H, W, P, Q, groups):
+    def maxpool_dgrad_kernel(dy, index, more, dx, count, H, W, P, Q, groups):
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
@@ -152,40 +155,59 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
                 load_index(index, window, winner)
                 for lane in range(lanes):
                     total[lane] += part[lane] if inside & (winner[lane] == r * size + s) else 0.0
+        if plus:
+            load(more, i, part)
+            for lane in range(lanes):
+                total[lane] += part[lane]
         store(dx, i, total)
 
     return maxpool_dgrad_kernel
 
 
 @cache
-def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
+def dgrad_tile_kernel(kind: str, lanes: int, size: int, plus: bool = False) -> Any:
     """`dgrad_kernel` for stride = size: windows tile the image, so each dy and index is read once.
 
     Tiles cut off at the right and bottom edge have no window; they get zeros.
 
     grid    ceil(count / 256), block 256, count = outer·ceil(H/size)·ceil(W/size)·groups
     owns    thread: one group of the size × size elements of one tile
-    moves   4·dx + (4 + index bytes)·dy bytes
+    moves   4·dx + (4 + index bytes)·dy bytes, and with `more` 4·dx again
     """
     load, store = lane_io(lanes, kind)
     load_index, _ = index_io(lanes)
+    load4, _ = vector_io(kind)
+    ELEMENTS = size * size * lanes if plus else 1
+
+    @jit(device=True)
+    def load_at(array, i, into, at):
+        into[at], into[at + 1], into[at + 2], into[at + 3] = load4(array, 4 * i)
 
     @jit()
-    def maxpool_dgrad_tile_kernel(dy, index, dx, count, H, W, P, Q, groups, tiles_h, tiles_w):
+    def maxpool_dgrad_tile_kernel(dy, index, more, dx, count, H, W, P, Q, groups, tiles_h, tiles_w):
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, tiles_h, tiles_w, groups)
         part, chosen, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
+        extra = cuda.local.array(ELEMENTS, f4)
         window = offset_of(o, min(p, P - 1), min(q, Q - 1), group, P, Q, groups)
         load(dy, window, part)
         load_index(index, window, winner)
         inside = (p < P) & (q < Q)
+        if plus:
+            # All of the tile at once, so that its loads are in flight together; of a tile that is cut off, its own elements again.
+            for r in range(size):
+                for s in range(size):
+                    h, w = min(p * size + r, H - 1), min(q * size + s, W - 1)
+                    load_at(more, offset_of(o, h, w, group, H, W, groups), extra, (r * size + s) * lanes)
         for r in range(size):
             for s in range(size):
                 h, w = p * size + r, q * size + s
                 for lane in range(lanes):
                     chosen[lane] = part[lane] if inside & (winner[lane] == r * size + s) else 0.0
+                    if plus:
+                        chosen[lane] += extra[(r * size + s) * lanes + lane]
                 if (h < H) & (w < W):
                     store(dx, offset_of(o, h, w, group, H, W, groups), chosen)
 
@@ -233,17 +255,17 @@ def fprop_rows_kernel(kind: str) -> Any:
 
 
 @cache
-def dgrad_rows_kernel(kind: str) -> Any:
-    """dx = dy where the index of its 2 × 2 window names the element, else 0; NCHW, W a multiple of 8; index is uint16, two taps.
+def dgrad_rows_kernel(kind: str, plus: bool = False) -> Any:
+    """dx = dy where the index of its 2 × 2 window names the element, else 0; NCHW, W a multiple of 8; index is uint16, two taps. `plus`: plus more.
 
     grid    ceil(count / 256), block 256, count = outer·ceil(H/2)·W/4
     owns    thread: 2 × 4 elements of dx, so that the stores of a warp have no holes (a last odd row gets zeros)
     moves   4·dx + 5·dy bytes
     """
-    (load, _), (_, store4) = scalar_io(kind), vector_io(kind)
+    (load, _), (load4, store4) = scalar_io(kind), vector_io(kind)
 
     @jit()
-    def maxpool_dgrad_rows_kernel(dy, index, dx, count, H, W, P, pairs, tiles_h):
+    def maxpool_dgrad_rows_kernel(dy, index, more, dx, count, H, W, P, pairs, tiles_h):
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
@@ -259,7 +281,11 @@ def dgrad_rows_kernel(kind: str) -> Any:
             if h < H:
                 a, b = left if tap_left == 2 * r else 0.0, left if tap_left == 2 * r + 1 else 0.0
                 c, d = right if tap_right == 2 * r else 0.0, right if tap_right == 2 * r + 1 else 0.0
-                store4(dx, (o * H + h) * W + 4 * pair, a, b, c, d)
+                at = (o * H + h) * W + 4 * pair
+                if plus:
+                    e, f, g, k = load4(more, at)
+                    a, b, c, d = a + e, b + f, c + g, d + k
+                store4(dx, at, a, b, c, d)
 
     return maxpool_dgrad_rows_kernel
 
@@ -281,21 +307,22 @@ def bind_fprop(call: Call) -> list[Launch]:
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch: rows, tiles, or the gather."""
-    (dy, index), (dx,) = call.ins, call.outs
+    (dy, index, *others), (dx,) = call.ins, call.outs
+    more, plus = (others or [dx])[0], bool(others)  # a kernel that does not read `more` takes dx in its place
     (P, Q), (H, W), size, stride = call.in_shapes[0][2:], call.out_shapes[0][2:], call.attrs["size"], call.attrs["stride"]
     outer, inner = planes(call.out_shapes[0], call.layout)
     kind, _ = kinds(call)
     packs = index.dtype == np.uint8
     tiles_h, tiles_w = -(-H // size), -(-W // size)
     if packs and in_rows(call.layout, size, stride, W):
-        return launch(dgrad_rows_kernel(kind), outer * tiles_h * W // 4, (dy, index.view(np.uint16), dx), H, W, P, W // 4, tiles_h)
+        return launch(dgrad_rows_kernel(kind, plus), outer * tiles_h * W // 4, (dy, index.view(np.uint16), more, dx), H, W, P, W // 4, tiles_h)
     lanes = lanes_of(inner) if packs else 1
     groups = inner // lanes
     if lanes == 4 and size == stride:
-        arrays = (dy, index.view(np.uint32), dx)
-        return launch(dgrad_tile_kernel(kind, lanes, size), outer * tiles_h * tiles_w * groups, arrays, H, W, P, Q, groups, tiles_h, tiles_w)
-    arrays = (dy, index.view(np.uint32) if lanes == 4 else index, dx)
-    return launch(dgrad_kernel(kind, lanes, size, stride), outer * H * W * groups, arrays, H, W, P, Q, groups)
+        arrays = (dy, index.view(np.uint32), more, dx)
+        return launch(dgrad_tile_kernel(kind, lanes, size, plus), outer * tiles_h * tiles_w * groups, arrays, H, W, P, Q, groups, tiles_h, tiles_w)
+    arrays = (dy, index.view(np.uint32) if lanes == 4 else index, more, dx)
+    return launch(dgrad_kernel(kind, lanes, size, stride, plus), outer * H * W * groups, arrays, H, W, P, Q, groups)
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:
@@ -310,7 +337,8 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     layout = call.layout if uint8 else "one by one"
     windows = spread_reads(call.out_shapes[0], layout, call.attrs["size"], call.attrs["stride"])
     each = element(call) + element(call, at=1)
-    return [Traffic(windows * each, outputs(call), min(windows * each, size(call, "in", 0) + size(call, "in", 1)))]
+    more = size(call, "in", 2) if len(call.in_shapes) > 2 else 0
+    return [Traffic(windows * each + more, outputs(call), min(windows * each, size(call, "in", 0) + size(call, "in", 1)) + more)]
 
 
 HOST = {"maxpool_fprop": host(maxpool_fprop), "maxpool_dgrad": host(maxpool_dgrad)}
@@ -324,4 +352,5 @@ def cases(images: Shapes = IMAGES, windows: Shapes = WINDOWS) -> Iterator[Case]:
         size = attrs["size"]
         index = np.random.default_rng(9).integers(0, size * size, pooled).astype(np.uint8)
         yield Case("maxpool_fprop", label, (normal(7, *shape),), ((pooled, "float32"), (pooled, "uint8")), attrs)
-        yield Case("maxpool_dgrad", label, (normal(8, *pooled), index), ((shape, "float32"),), attrs, size * size)
+        for more in ((), (normal(9, *shape),)):
+            yield Case("maxpool_dgrad", label, (normal(8, *pooled), index, *more), ((shape, "float32"),), attrs, size * size)

@@ -1,4 +1,5 @@
-"""Kernels that apply one scalar function to every element, `unary` (y = f(x)) and `binary` (z = f(a, b)), and what an activation is made of.
+"""Kernels that apply one scalar function to every element, `unary` (y = f(x)), `binary` (z = f(a, b)) and `ternary` (z = f(a, b, c)), and what an
+activation is made of.
 
 The activation files hand in their functions (`Activation`); they are frozen into the kernel and inlined. Nothing is reused, so memory
 bandwidth is the only limit: a thread loads 16 bytes of each input before it stores any, which keeps enough bytes in flight,
@@ -117,11 +118,49 @@ def binary(name: str, function: Any, kind: str = "float32") -> Any:
     return named_kernel(name, body)
 
 
+@cache
+def ternary(name: str, function: Any, kind: str = "float32") -> Any:
+    """The kernel `name`(a, b, c, z, count) of a device function of three float32; a, b, c, z are stored as `kind`.
+
+    z[i] = function(a[i], b[i], c[i])
+
+    grid    ceil(count / block's elements), block THREADS
+    owns    thread: one group of four, or two SPAN elements apart (the last block: elements one by one)
+    moves   16·count bytes of float32
+    """
+    (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
+    VECTORS = vectors_of(kind)
+    FLOATS, ALL = 4 * VECTORS, VECTORS * SPAN
+
+    def body(a, b, c, z, count):
+        d = cuda.local.array(FLOATS, f4)
+        e = cuda.local.array(FLOATS, f4)
+        f = cuda.local.array(FLOATS, f4)
+        start = cuda.blockIdx.x * ALL + 4 * cuda.threadIdx.x
+        if start + ALL - SPAN + 4 <= count:
+            for v in range(VECTORS):
+                d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3] = load4(a, start + v * SPAN)
+                e[4 * v], e[4 * v + 1], e[4 * v + 2], e[4 * v + 3] = load4(b, start + v * SPAN)
+                f[4 * v], f[4 * v + 1], f[4 * v + 2], f[4 * v + 3] = load4(c, start + v * SPAN)
+            for v in range(VECTORS):
+                for j in range(4):
+                    d[4 * v + j] = function(d[4 * v + j], e[4 * v + j], f[4 * v + j])
+                store4(z, start + v * SPAN, d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3])
+        else:
+            for vector in range(VECTORS):
+                for lane in range(4):
+                    i = start + vector * SPAN + lane
+                    if i < count:
+                        store(z, i, function(load(a, i), load(b, i), load(c, i)))
+
+    return named_kernel(name, body)
+
+
 def launch(name: str, function: Any, call: Call) -> list[Launch]:
-    """`function` over all elements of the call: of its one input, or of its two. Shapes and layout do not matter."""
+    """`function` over all elements of the call: of its one input, or of its two or three. Shapes and layout do not matter."""
     count = call.outs[0].size
     source, target = kinds(call)
-    kernel = unary(name, function, source, target) if len(call.ins) == 1 else binary(name, function, target)
+    kernel = unary(name, function, source, target) if len(call.ins) == 1 else (binary, ternary)[len(call.ins) - 2](name, function, target)
     return [Launch(kernel, blocks(count, vectors_of(source) * SPAN), THREADS, (*call.ins, *call.outs, np.int32(count)))]
 
 

@@ -1,6 +1,6 @@
-"""Norms, and dropout. Batch normalisation: batch.py, with its kernels in batch_kernels.py and how blocks share a batch in share.py, and fold.py,
-which folds it into a convolution. Group and instance normalisation: group.py; layer normalisation: layer.py; dropout.py. The other files are
-EvoNorm's.
+"""Norms, and dropout. Batch normalisation: batch.py, with its references in batch_reference.py and its kernels in batch_forward.py and
+batch_backward.py (how blocks share a batch says `nbcnn.ops.kernel.share`), and fold.py, which folds it into a convolution. Group and instance
+normalisation: group.py; layer normalisation: layer.py; dropout.py. The other files are EvoNorm's.
 
 EvoNorm: normalisation and activation in one layer, found by search (H. Liu, A. Brock, K. Simonyan, Q. V. Le, "Evolving
 Normalization-Activation Layers", NeurIPS 2020, arXiv:2004.02967). Variances are biased, and x itself is never centred.

@@ -5,7 +5,7 @@ and may be left out. With g = dy, h = weight·g, x̂ = (x − μ)·rstd, rstd = 
 
     dbias = Σ g        dweight = Σ g·x̂        dx = rstd·(h − Σ_group h/K − x̂·Σ_group h·x̂/K)
 
-The kernels are those of batch normalisation (batch_kernels.py, share.py), but for which statistic a channel has: moments or sums of chunks, which lie
+The kernels are those of batch normalisation (batch_*.py), but for which statistic a channel has: moments or sums of chunks, which lie
 within an image, then a small kernel for the groups, then a pass that begins where the one before it ended, so that part of it is still in the
 second-level cache. Threads load 16 bytes at a time whatever the groups are. As there, the mean is kept as one float32.
 
@@ -31,12 +31,12 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import power_of_two, quotient
 from nbcnn.ops.kernel.reduce import group_reduction, plus
+from nbcnn.ops.kernel.share import IN_FLIGHT, Extent, Share, floats_io, lanes_io, place_of, share_of_images, statistic_of_group
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
-from nbcnn.ops.norms import batch_kernels
-from nbcnn.ops.norms.batch_kernels import CHANNEL_THREADS
+from nbcnn.ops.norms import batch_backward, batch_forward
+from nbcnn.ops.norms.batch_forward import CHANNEL_THREADS
 from nbcnn.ops.norms.plane import column_sum
-from nbcnn.ops.norms.share import IN_FLIGHT, Extent, Share, floats_io, lanes_io, place_of, share_of_images, statistic_of_group
 
 Array = np.ndarray
 
@@ -285,9 +285,9 @@ def bind_fprop(call: Call) -> list[Launch]:
     partials, grid, eps = call.scratch[: 4 * at.partials].view(np.float32), at.extent.grid, np.float32(call.attrs["eps"])
     image, threads = at.scalars(*_IMAGE), at.share.threads
     of_groups = (partials, mean, rstd, *at.scalars("count", "channels", "group", "per", "chunk", "chunks"), eps)
-    apply = batch_kernels.apply_kernel(at.kind, at.share, "", False, False, True, affine)
+    apply = batch_forward.apply_kernel(at.kind, at.share, "", False, False, True, affine)
     return [
-        Launch(batch_kernels.moments_kernel(at.kind, at.share), grid, threads, (x, partials, *image)),
+        Launch(batch_forward.moments_kernel(at.kind, at.share), grid, threads, (x, partials, *image)),
         Launch(statistics_kernel(at.threads), at.blocks, GROUP_THREADS, of_groups),
         Launch(apply, grid, threads, (x, x, weight, bias, mean, rstd, y, *image, *at.scalars("group"), eps)),
     ]
@@ -300,7 +300,7 @@ def bind_grads(call: Call) -> list[Launch]:
     floats = call.scratch[: scratch_grads(call)].view(np.float32)
     partials, pulls = floats[: at.partials], floats[at.partials :]
     image, group, grid, threads = at.scalars(*_IMAGE), at.scalars("group"), at.extent.grid, at.share.threads
-    sums = batch_kernels.sums_kernel(at.kind, at.share, "", False, True)
+    sums = batch_backward.sums_kernel(at.kind, at.share, "", False, True)
     of_groups = (partials, weight, rstd, pulls, *at.scalars("count", "channels", "group", "per", "K", "chunks"))
     of_channels = (partials, rstd, *call.outs[1:], *at.scalars("channels", "group", "per", "chunks"))
     made = [

@@ -29,11 +29,11 @@ from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import power_of_two, quotient
+from nbcnn.ops.kernel.share import IN_FLIGHT, Share, floats_io, lanes_io, rows_sum
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms.plane import column_sum
-from nbcnn.ops.norms.share import IN_FLIGHT, Share, floats_io, lanes_io, rows_sum
 from nbcnn.plan.shapes import numel
 
 Array = np.ndarray

@@ -8,8 +8,8 @@ from compiled import assert_lean, full
 
 from nbcnn.gpu import device
 from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.share import extent_of, share_of
 from nbcnn.ops.norms import batch
-from nbcnn.ops.norms.share import extent_of, share_of
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
 
@@ -58,7 +58,7 @@ def test_one_pixel_is_finite():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("form", ["", "_relu", "_gelu", "_add_relu"])
+@pytest.mark.parametrize("form", ["", "_relu", "_gelu", "_hard_swish", "_swish", "_add_relu"])
 def test_every_gradient_is_the_derivative(form, shape, rng):
     points = list(operands(rng, shape))
     dy, step = rng.standard_normal(shape), 1e-6

@@ -1,7 +1,7 @@
 """This module takes the moments of a tile's results channel by channel, while they lie in shared memory: for a batch normalisation behind.
 
 An engine's epilogue "moments" stores rows as "rows" does, and leaves two numbers of each channel and *chunk* of pixels in scratch: their mean and
-Σ (x − mean)², of the values as they are stored. A second, small kernel puts the chunks together (`nbcnn.ops.norms.batch_kernels`), in a fixed order:
+Σ (x − mean)², of the values as they are stored. A second, small kernel puts the chunks together (`nbcnn.ops.norms.batch_forward`), in a fixed order:
 nothing depends on which block came first.
 
 Threads that stand side by side have neighbouring channels of a row, `width` of them, and every so many rows of the chunk. Their sums are of distances

@@ -1,4 +1,5 @@
-"""This module says how blocks share a batch of images in kernels that work channel by channel (batch.py): which pixels a block and a thread take.
+"""This module says how blocks share a batch of images in kernels that work channel by channel (batch normalisation, a bias's gradient): which pixels
+a block and a thread take.
 
 The pixels of the whole batch are numbered m = n·H·W + p. A block has COLUMNS × ROWS threads, thread = row·COLUMNS + column, and a chunk of
 neighbouring pixels. In NHWC a thread has WIDTH neighbouring channels, 16 bytes where the number of channels allows it, and every ROWS-th pixel

@@ -1,0 +1,110 @@
+"""This module merges neighbours in a recorded list of steps where one step does what two or three do: sums of gradients, and masks of ReLUs.
+
+    add, batchnorm_add_relu_grads       the op adds the two gradients of its output by itself
+    maxpool_dgrad, add                  the pooling adds the other gradient of its input to what it gives that
+    bias_fprop, concat_fprop            concat_bias_fprop: the copy of the last of two values adds the bias
+    add, relu_dgrad                     add_relu_dgrad: the two gradients of a ReLU's output are added and masked in one pass
+    conv_dgrad_relu, add, relu_dgrad    besides, a convolution does not mask what the pass behind it masks by the same values
+    conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks, of stride 1; of others no fast form can
+
+A tensor between two merged steps is read by the second alone, so it vanishes. The second gradient of a value is what a graph's backward adds to the
+first (`nbcnn.plan.graph.trace_nodes`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+from nbcnn.plan.graph import Buf, Step
+
+ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
+"""Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
+
+
+def merge(steps: Sequence[Step], ops: Container[str] = ()) -> list[Step]:
+    """The steps, merged by those rules whose ops are all among `ops`; sums by the ops of ADDS_GRADIENTS always, because their steps are there."""
+    made = _sums(steps)
+    if "maxpool_dgrad" in ops:
+        made = _pooled(made)
+    if "concat_bias_fprop" in ops:
+        made = _biased(made)
+    return _masks(made, ops)
+
+
+def _sums(steps: Sequence[Step]) -> list[Step]:
+    """The steps without the sums of two gradients that one step alone reads and can add by itself: what a value that is read twice has."""
+    readers, makers = _readers(steps), _makers(steps, "add")
+    made, gone = list[Step](), set[int]()
+    for step in steps:
+        total = makers.get(step.ins[0].root) if ADDS_GRADIENTS.get(step.op) == len(step.ins) else None
+        if total is not None and _only(readers, total, step.ins[0]):
+            gone.add(id(total))
+            step = replace(step, ins=(total.ins[0], *step.ins[1:], total.ins[1]))
+        made.append(step)
+    return [step for step in made if id(step) not in gone]
+
+
+def _pooled(steps: Sequence[Step]) -> list[Step]:
+    """The steps with the sums of two gradients of which max pooling makes one made by it."""
+    readers, makers = _readers(steps), _makers(steps, "maxpool_dgrad")
+    changed, gone = dict[int, Step](), set[int]()
+    for step in steps:
+        for at, gradient in enumerate(step.ins) if step.op == "add" else ():
+            pooled = makers.get(gradient.root)
+            if pooled is not None and len(pooled.ins) == 2 and _only(readers, pooled, gradient) and step.outs[0].shape == gradient.shape:
+                gone.add(id(pooled))
+                changed[id(step)] = replace(pooled, ins=(*pooled.ins, step.ins[1 - at]), outs=step.outs)
+                break
+    return [changed.get(id(step), step) for step in steps if id(step) not in gone]
+
+
+def _biased(steps: Sequence[Step]) -> list[Step]:
+    """The steps with biases added where the sum is only copied behind another value's channels."""
+    readers, makers = _readers(steps), _makers(steps, "bias_fprop")
+    made, gone = list[Step](), set[int]()
+    for step in steps:
+        biased = makers.get(step.ins[1].root) if step.op == "concat_fprop" and len(step.ins) == 2 else None
+        if biased is not None and _only(readers, biased, step.ins[1]):
+            gone.add(id(biased))
+            step = replace(step, op="concat_bias_fprop", ins=(step.ins[0], *biased.ins))
+        made.append(step)
+    return [step for step in made if id(step) not in gone]
+
+
+def _masks(steps: Sequence[Step], ops: Container[str]) -> list[Step]:
+    """The steps with masks of ReLUs made by the step before them."""
+    readers, makers = _readers(steps), _makers(steps, "add", "conv_dgrad", "conv_dgrad_relu")
+    changed, gone = dict[int, Step](), set[int]()
+    for step in steps:
+        before = makers.get(step.ins[0].root) if step.op == "relu_dgrad" else None
+        if before is None or not _only(readers, before, step.ins[0]):
+            continue
+        y = step.ins[1]
+        if before.op == "add" and "add_relu_dgrad" in ops:
+            gone.add(id(before))
+            changed[id(step)] = replace(step, op="add_relu_dgrad", ins=(*before.ins, y))
+            for gradient in before.ins:
+                maker = makers.get(gradient.root)
+                if maker is not None and maker.op == "conv_dgrad_relu" and maker.ins[2].root is y.root and _only(readers, maker, gradient):
+                    changed[id(maker)] = replace(maker, op="conv_dgrad", ins=maker.ins[:2])
+        elif before.op == "conv_dgrad" and before.attrs["stride"] == 1 and "conv_dgrad_relu" in ops:
+            gone.add(id(step))
+            changed[id(before)] = replace(before, op="conv_dgrad_relu", ins=(*before.ins, y), outs=step.outs)
+    return [changed.get(id(step), step) for step in steps if id(step) not in gone]
+
+
+def _readers(steps: Sequence[Step]) -> Counter[Buf]:
+    """How often steps read the memory of each Buf."""
+    return Counter(buf.root for step in steps for buf in step.ins)
+
+
+def _makers(steps: Sequence[Step], *ops: str) -> dict[Buf, Step]:
+    """The steps of these ops by the temporary that they write."""
+    return {step.outs[0].root: step for step in steps if step.op in ops and step.outs[0].root.home == "arena"}
+
+
+def _only(readers: Counter[Buf], maker: Step, read: Buf) -> bool:
+    """Whether what `maker` writes is read once, and in the shape in which it is written."""
+    return readers[read.root] == 1 and maker.outs[0].shape == read.shape
