@@ -120,12 +120,13 @@ def selftest(flags: SimpleNamespace) -> Rows:
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.measure import ceilings
     from nbcnn.lab.measure import selftest as known
+    from nbcnn.run.peaks import peaks_of
 
     device, rows = Gpu(), []
     for row in known.checks(device):
         rows.append(row)
         print(known.text([row]), file=sys.stderr)
-    peaks = device.ceilings()
+    peaks = peaks_of(device)
     for name, rate in ceilings.measure(device).items():
         sheet = (peaks.bandwidth if name == "copy" else peaks.flops[name]) if peaks else None
         wanted = f"datasheet {sheet / 1e12:.1f}" if sheet else ""

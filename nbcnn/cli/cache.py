@@ -20,16 +20,20 @@ ACTIONS = {
     "clear": "delete all kernels that are kept, of this and of other versions",
     "warm": "compile what MODEL… launch with the defaults of their recipes, so that their first start compiles nothing",
 }
-MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
+MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "resnet18", "mobilenet", "unet", "s4convd")
 """A copy of the names of `nbcnn.cli.ready_models`, which takes longer to import than `--help` may."""
 MULTIPROCESSORS = {
     "75": (40, 72),  # T4; RTX 6000
     "80": (108,),  # A100
     "86": (72, 82, 84),  # A10; 3090; A40, A6000
+    "87": (8, 14, 16),  # Orin NX; AGX Orin of 32 GB and of 64 GB
     "89": (58, 128, 142),  # L4; 4090; L40S
     "90a": (114, 132),  # H100 PCIe; H100 SXM, H200, GH200
     "100": (148,),  # B200
+    "103": (148, 160),  # B300
+    "110": (20,),  # Thor
     "120": (170, 188),  # 5090; RTX PRO 6000
+    "121": (48,),  # GB10
 }
 """By architecture, how many multiprocessors the usual GPUs have: tiles are chosen by it."""
 EXAMPLES = (

@@ -13,7 +13,7 @@ from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of, some_of
 from nbcnn.files import atomic
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
-from nbcnn.plan.names import ARCHITECTURES, PRECISIONS
+from nbcnn.plan.names import ARCHITECTURES, PRECISIONS, REPORTED
 
 EXAMPLES = (
     "python -m nbcnn kernels --mode tensorcore --precision bf16 --arch 90a",
@@ -32,7 +32,7 @@ def parser() -> Parser:
     group = made.add_argument_group("kernels")
     flag(group, "--mode", one_of(*GPU_MODES), "only this mode's kernels", "all modes")
     flag(group, "--precision", one_of(*PRECISIONS), "only this precision's", "all")
-    flag(group, "--arch", some_of(*ARCHITECTURES), "architectures to compile for, sm_…", ",".join(ARCHITECTURES))
+    flag(group, "--arch", some_of(*ARCHITECTURES), f"architectures to compile for, sm_… ({', '.join(ARCHITECTURES)})", ",".join(REPORTED))
     flag(group, "--op", str, "only this op's kernels", "all ops", metavar="OP")
     group = made.add_argument_group("output")
     flag(group, "--registers", bool, "count no instructions, which takes a second compilation where no nvdisasm is", "off")
@@ -75,6 +75,6 @@ def _report(flags: SimpleNamespace) -> int:
         raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
     numba_cuda()
 
-    found = list(kernels.report(flags.mode, flags.precision, flags.arch or ARCHITECTURES, flags.op, say, counting=not flags.registers))
+    found = list(kernels.report(flags.mode, flags.precision, flags.arch or REPORTED, flags.op, say, counting=not flags.registers))
     print(json.dumps(found) if flags.json else kernels.table(found))
     return RUNTIME if any("error" in row for row in found) else OK

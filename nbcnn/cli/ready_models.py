@@ -7,6 +7,7 @@ Nothing of it runs, so a GPU need not be there: plans are made for an architectu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from nbcnn.classify import ahead
-from nbcnn.cli import recipes, train_flags, train_run
+from nbcnn.cli import recipes, train_data, train_flags, train_run
+from nbcnn.cli.loading import Loaded
+from nbcnn.datasets import Dataset
 from nbcnn.lab.measure.kernels import as_if_on, capability_of
 from nbcnn.lab.measure.plans import Absent
 from nbcnn.modes import DEFAULT_PRECISION, MODES
-from nbcnn.nn import models
+from nbcnn.nn import models, whitening
+from nbcnn.run import peaks
 from nbcnn.run.allocation import Allocated
 from nbcnn.run.net import Net
 from nbcnn.run.planning import Training
@@ -26,61 +30,71 @@ from nbcnn.run.resident import resident
 from nbcnn.run.rows import TENSOR_CORES, Choice
 from nbcnn.run.timeline import wait_launch
 
+_COLOUR, _DIGITS = ("cifar10", 50_000, 10_000, (3, 32, 32)), ("mnist", 60_000, 10_000, (1, 28, 28))
 IMAGES = {
-    "autoencoder": (50_000, 10_000, (3, 32, 32)),
-    "small-autoencoder": (50_000, 10_000, (3, 32, 32)),
-    "mnist-cnn": (60_000, 10_000, (1, 28, 28)),
-    "mnist-cnn-b0": (60_000, 10_000, (1, 28, 28)),
+    "autoencoder": _COLOUR,
+    "small-autoencoder": _COLOUR,
+    "mnist-cnn": _DIGITS,
+    "mnist-cnn-b0": _DIGITS,
+    "resnet18": _COLOUR,
+    "mobilenet": _COLOUR,
+    "unet": _COLOUR,
 }
-"""Training images, test images and their shape, of the data set that a model of images is made for: CIFAR-10 and MNIST."""
+"""The data set that a model of images is made for, its training images, test images and their shape."""
 LARGEST = {(3, 32, 32): (5_000, 5_000), (1, 28, 28): (6_742, 6_265)}
 """Training images of the two largest classes of these data sets, by their shape: a kernel of the classifier depends on it."""
 READY = (*IMAGES, "s4convd")
+"""The ready-made models that are trained; those of `nbcnn.plan.names.FITTED` are fitted to the images in one pass."""
 EXTRACTED, PICTURED = 256, 8
 """Images of a batch of `extract_features.py` and of `Net.predict`, and of the picture of reconstructions."""
 
 
 def launches(model: str, arch: str, multiprocessors: int) -> Iterator[Any]:
     """The launches of `model`, of whose kernels many come several times. Raises DataError for s4convd where its data cannot be read."""
-    flags = recipes.fill(train_flags.parse(["--model", model]))
+    data, flags = _material(model)
     capability = capability_of(arch)
     mode = "tensorcore" if capability >= TENSOR_CORES else "im2col"
     choice = Choice(MODES[mode, DEFAULT_PRECISION[mode]], "the fastest mode there")
     device = Absent(capability, multiprocessors)
     with as_if_on(arch):
         yield wait_launch(0)
-        data = _data(flags)
-        net = Net(data.layers, data.shape, choice=choice, device=device)
-        sets = {"train": resident(data.train, data.labels), "test": resident(data.test, data.test_labels)}
-        training = Training(net, sets, train_run.optimizer(flags), flags.batch, train_run.rates(flags, len(data.train)).size)
+        if engine := peaks.engine_of(capability, choice.row):
+            yield peaks.tensor(device, engine, "bf16", 1, 1)[0]  # what --explain measures
+        net = Net(data.layers, data.shape, choice=choice, device=device, normalisation=data.normalisation)
+        labels = (data.labels, data.test_labels) if net.takes_classes else (None, None)
+        splits = zip(("train", "test"), (data.train, data.test), labels, strict=True)
+        sets = {split: resident(images, classes, net.normalisation, classes=net.takes_classes) for split, images, classes in splits}
+        augment = train_data.streaming(flags)["augment"]
+        rates = train_run.rates(flags, len(data.train)).size
+        factors = whitening.fixed(data.layers) | train_run.factors(flags, net)
+        augment = replace(augment, flip=augment.flip or flags.flip)
+        training = Training(net, sets, train_run.optimizer(flags), flags.batch, rates, augment, factors=factors, ema=flags.ema)
         for program in training.allocate(training.plans()).programs.values():
             yield from program.launches
         for batch in _predictions(data, model):
             yield from _predicting(net, batch)
         if model in models.CODES:
-            encoder = Net(models.encoder(data.layers, models.code(model)), data.shape, choice=choice, device=device)
+            layers = models.encoder(data.layers, models.code(model))
+            encoder = Net(layers, data.shape, choice=choice, device=device, normalisation=data.normalisation)
             yield from extracting(encoder, len(data.train), len(data.test))
             yield from ahead.launches(capability, LARGEST[data.shape], mirrored=True)
             yield from ahead.launches(capability, LARGEST[data.shape], ridge=True)
 
 
-def _data(flags: SimpleNamespace) -> Any:
-    """Data of the size and form of the model's own, all zeros; for series the data set itself."""
-    if flags.model not in IMAGES:
-        return _series(flags.model)
-    train, test, shape = IMAGES[flags.model]
-    layers = models.MODELS[flags.model](*shape)
-    classified = layers[-1].needs_labels
-    labels = {name: np.zeros(count, np.int32) if classified else None for name, count in (("labels", train), ("test_labels", test))}
-    return SimpleNamespace(layers=layers, shape=shape, train=np.zeros((train, *shape), np.uint8), test=np.zeros((test, *shape), np.uint8), **labels)
-
-
 @cache
-def _series(model: str) -> Any:
-    """The data of a model of series: its lengths decide. It takes seconds to read, or to generate."""
-    from nbcnn.cli import train_data
+def _material(model: str) -> tuple[train_data.Material, SimpleNamespace]:
+    """What `train.py --model` trains on, and its flags: data of the size and form of the model's own, all zeros; for series the data set itself.
 
-    return train_data.material(recipes.fill(train_flags.parse(["--model", model])))
+    Made once: the lengths of series decide, and to read or to generate them takes seconds.
+    """
+    flags = recipes.fill(train_flags.parse(["--model", model]))
+    if model not in IMAGES:
+        return train_data.material(flags), flags
+    name, train, test, shape = IMAGES[model]
+    images = [np.zeros((count, *shape), np.uint8) for count in (train, test)]
+    labels = [np.zeros(count, np.int32) for count in (train, test)]
+    data = Dataset(name, "zeros", images[0], labels[0], images[1], labels[1], tuple("0123456789"))
+    return train_data.material(flags, lambda: Loaded(data, 0, 0)), flags
 
 
 def _predictions(data: Any, model: str) -> list[int]:

@@ -65,7 +65,7 @@ def _timed(flags: SimpleNamespace, session: Any, options: dict[str, Any]) -> int
 
     rung.check_against_numpy(options)
     _say("measuring what this GPU can do …")
-    roofs = ceilings.measure(session.net.device)
+    roofs = ceilings.measure(session.net.device, row=session.net.row)
     _say(f"timing {len(session.program.bound)} steps …")
     found = roofline.measure(session, roofs)
     device = session.net.device_name

@@ -7,8 +7,7 @@ Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offse
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -107,21 +106,6 @@ def _run_all(launches: Sequence[Any], stream: Any) -> None:
         launch.run(stream)
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """What a GPU can do at most, from its clocks and widths: flop/s by precision, bytes/s of its memory.
-
-    "fp32" is the CUDA cores', "fp32 split" that of six bf16 products for each fp32-grade one.
-    """
-
-    flops: Mapping[str, float]
-    bandwidth: float
-
-
-_TENSOR_FLOPS = {(8, 0): 2048, (8, 6): 512, (8, 9): 512, (9, 0): 4096, (10, 0): 8192}
-"""Dense bf16 flops per clock and multiprocessor of the tensor cores, adding in float32; tf32 has half."""
-
-
 class Host:
     """NumPy memory: where `cpu` mode runs."""
 
@@ -156,10 +140,6 @@ class Host:
 
     def wait(self, check: Callable[[], None], timeout: float) -> None:
         """Wait like `synchronize`: nothing is awaited on the host."""
-
-    def ceilings(self) -> Ceilings | None:
-        """None: what a host reaches is measured (`python -m nbcnn ladder`), not known."""
-        return None
 
     def free_bytes(self) -> int:
         """Bytes of memory that can still be taken."""
@@ -255,17 +235,6 @@ class Gpu:
             if time.monotonic() >= until:
                 raise TimeoutError(f"the GPU was not done after {timeout:.0f} s")
             time.sleep(POLL_SECONDS)
-
-    def ceilings(self) -> Ceilings | None:
-        """The GPU's peaks at its highest clock; None in the simulator, and for a GPU whose tensor cores are not in the table."""
-        if SIMULATOR or (self.capability >= (8, 0) and self.capability not in _TENSOR_FLOPS):
-            return None
-        ask = driver.device().attribute
-        clock, cores = ask("CLOCK_RATE") * 1e3, self.multiprocessors
-        fp32 = clock * cores * (256 if self.capability not in ((7, 5), (8, 0)) else 128)
-        tensor = clock * cores * _TENSOR_FLOPS.get(self.capability, 0)
-        bandwidth = 2 * ask("MEMORY_CLOCK_RATE") * 1e3 * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8
-        return Ceilings({"fp32": fp32, "tf32": tensor / 2 or fp32, "bf16": tensor or fp32, "fp32 split": tensor / 6 or fp32}, bandwidth)
 
     def free_bytes(self) -> int:
         """Bytes of device memory that can still be allocated."""

@@ -39,10 +39,14 @@ LIMIT = 256 << 20
 _FRESH = 24 * 3600.0
 """Seconds after which a loaded file is marked as used again."""
 HEADER = {"key": str, "name": str, "module": str, "types": [str], "arch": str, "entry": str, "compilers": {str: str}, "seconds": (int, float)}
-RUNS = {"86": ("80",), "89": ("86", "80"), "100a": ("100",), "103a": ("100",), "120a": ("120",), "121a": ("120",)}
+RUNS = {"86": ("80",), "89": ("86", "80"), "100a": ("100",), "103": ("100",), "103a": ("103", "100"), "110a": ("110",)} | {
+    "120a": ("120",),
+    "121": ("120",),
+    "121a": ("121", "120"),
+}
 """By the architecture of a GPU, others whose cubins it runs, the nearest first: the same major number, a minor one that is not larger, and
-without the letter of what only one architecture has (CUDA's binary compatibility). Kernels differ all the same where tiles do, and those have
-other keys."""
+without the letter of what only one architecture has (CUDA's binary compatibility, which leaves out the 8.7 of Orin). Kernels differ all the same
+where tiles do, and those have other keys."""
 _PACKAGES = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")
 
 

@@ -33,6 +33,7 @@ from nbcnn.plan.graph import named
 from nbcnn.run import inference
 from nbcnn.run.explain import explain, summary
 from nbcnn.run.net import Net
+from nbcnn.run.peaks import peaks_of
 from nbcnn.train.events import Callback
 from nbcnn.train.runlog import InMemory
 
@@ -165,7 +166,7 @@ class Model(Weights):
         net = self.net
         plan = net.lower(net.record_gradients(batch_size) if self.loss else net.record_predict(batch_size))
         peak = "fp32 split" if net.mode == "tensorcore" and net.precision == "fp32" else net.precision
-        return Shown(explain(plan, peak, net.device.ceilings()))
+        return Shown(explain(plan, peak, peaks_of(net.device, net.row)))
 
     def __repr__(self) -> str:
         kinds = ", ".join(type(layer).__name__ for layer in self._layers)

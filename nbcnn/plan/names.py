@@ -26,7 +26,9 @@ DWCONV = ("naive", "coalesced", "shared", "warp", "best")
 MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "patches", "patches2", "resnet18", "mobilenet", "unet", "s4convd")
 """Ready-made models (`nbcnn.nn.models`)."""
 
-ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
+ARCHITECTURES = ("75", "80", "86", "87", "89", "90a", "100", "103", "110", "120", "121")
 """GPU architectures, sm_…, for which kernels can be compiled without such a GPU (`nbcnn.lab.measure.occupancy.LIMITS`)."""
+REPORTED = ("75", "80", "86", "89", "90a", "100", "120")
+"""Architectures for which `nbcnn kernels` compiles where no flag says otherwise: the four others have the instructions of one of these."""
 FITTED = ("patches", "patches2")
 """Models without a loss, which are fitted to images in one pass instead of being trained."""

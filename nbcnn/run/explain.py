@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbcnn.gpu.device import Ceilings
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layer import parameters, sized
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
 from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named
 from nbcnn.plan.shapes import numel
+from nbcnn.run.peaks import Ceilings
 
 
 def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = None) -> str:
@@ -29,7 +29,9 @@ def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = Non
     bound = live_bytes(plan.steps)
     lines.append(f"{len(plan.steps)} steps, {total_flops:.2f} GFLOP, {total_bytes:.1f} MB compulsory;")
     if ceilings:
-        lines.append(f"floor {sum(floors) / 1e3:.3f} ms at {ceilings.flops[precision] / 1e12:.0f} TFLOP/s and {ceilings.bandwidth / 1e12:.1f} TB/s;")
+        by = f" by {ceilings.engine}" if ceilings.engine and precision in ("bf16", "tf32", "fp32 split") else ""
+        rate = f"{ceilings.flops[precision] / 1e12:.0f} TFLOP/s{by}"
+        lines.append(f"floor {sum(floors) / 1e3:.3f} ms at {rate} and {ceilings.bandwidth / 1e12:.1f} TB/s;")
     lines.append(f"arena {plan.arena_bytes / 2**20:.1f} MiB (no arena can be below {bound / 2**20:.1f} MiB)")
     return "\n".join(line.rstrip() for line in lines)
 

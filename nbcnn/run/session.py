@@ -29,6 +29,7 @@ from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run.colours import in_colours
 from nbcnn.run.explain import explain
 from nbcnn.run.net import Net
+from nbcnn.run.peaks import peaks_of
 from nbcnn.run.planning import Training
 from nbcnn.run.program import Program
 from nbcnn.run.resident import Images
@@ -181,7 +182,7 @@ class TrainingSession:
     def explain(self) -> str:
         """The training plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
         peak = "fp32 split" if self.net.row.mode == "tensorcore" and self.net.precision == "fp32" else self.net.precision
-        return explain(self.plans["train", self.batch], peak, self.net.device.ceilings())
+        return explain(self.plans["train", self.batch], peak, peaks_of(self.net.device, self.net.row))
 
     def tiles(self) -> dict[str, dict[str, int]]:
         """Every resolved tile, for config.json, the checkpoint, and `Net(tiles=…)` of a resumed run."""

@@ -146,7 +146,7 @@ def official(model, folder):
     """The flags of a training on files of the size and form that `model` is made for, all zeros; of series on the generated year."""
     if model == "s4convd":
         return ["--dataset", "energy"]
-    if model.endswith("autoencoder"):
+    if ready_models.IMAGES[model][0] == "cifar10":
         for name in cifar10.FILES:
             with open(folder / name, "wb") as file:
                 file.truncate(cifar10.RECORDS * cifar10.RECORD)

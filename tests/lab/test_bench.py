@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import samples
 
-from nbcnn.gpu.device import Ceilings, Host
+from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import results, rung, timing
 from nbcnn.lab.report import readme
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.studies import convs, ladder
 from nbcnn.modes import MODES
+from nbcnn.run.peaks import Ceilings
 
 
 def test_summary_is_of_single_calls():
@@ -151,7 +152,8 @@ def test_a_rung_is_set_beside_its_peak_the_rung_before_and_the_cpu():
 
 def test_the_ladder_climbs_what_can_run_and_says_what_fails(monkeypatch):
     monkeypatch.setattr(ladder, "gpu_missing", lambda: None)
-    monkeypatch.setattr(ladder, "Gpu", lambda: SimpleNamespace(capability=(7, 5), ceilings=lambda: None))
+    monkeypatch.setattr(ladder, "Gpu", lambda: SimpleNamespace(capability=(7, 5)))
+    monkeypatch.setattr(ladder, "peaks_of", lambda device: None)
     rates = {"cpu": 100.0, "naive": 400.0, "im2col": 8000.0}
 
     def run(command, **options):

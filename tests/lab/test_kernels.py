@@ -82,6 +82,10 @@ def test_architectures_of_the_command_are_those_that_can_be_compiled_for():
         ("90a", 288, 255, 0, 0, 0, "registers"),  # nine warps count as twelve
         ("89", 64, 32, 0, 24, 48, "warps"),
         ("86", 64, 32, 0, 16, 32, "blocks"),
+        ("87", 64, 32, 40_000, 4, 8, "shared memory"),  # 164 KiB, as on sm_80, by 40,960 bytes with the driver's KiB
+        ("103", 64, 32, 0, 32, 64, "warps"),
+        ("110", 64, 32, 0, 24, 48, "warps"),
+        ("121", 128, 32, 99 * 1024, 1, 4, "shared memory"),
         ("75", 1024, 64, 0, 1, 32, "warps"),
         ("75", 96, 20, 200, 10, 30, "warps"),
     ],

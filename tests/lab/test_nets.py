@@ -13,7 +13,7 @@ import samples
 from scripts import exits
 
 from nbcnn.cli import bench, bench_nets
-from nbcnn.gpu.device import SIMULATOR, Ceilings
+from nbcnn.gpu.device import SIMULATOR
 from nbcnn.lab.measure import nets, results
 from nbcnn.lab.measure.steps import StepTimes
 from nbcnn.lab.measure.timing import summarise
@@ -27,6 +27,7 @@ from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.run.explain import floor_us
 from nbcnn.run.net import Net
+from nbcnn.run.peaks import Ceilings
 
 PLANS = json.loads((Path(__file__).parent / "plans_of_nets.json").read_text())
 QUICK = [("bf16", name) for name in ("resnet", "resnet18", "mobilenet", "odd", "autoencoder")]

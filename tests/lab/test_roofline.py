@@ -9,13 +9,13 @@ import pytest
 
 from nbcnn.__main__ import main
 from nbcnn.gpu import device
-from nbcnn.gpu.device import Ceilings
 from nbcnn.lab.measure import counters, ncu, roofline, steps
 from nbcnn.lab.measure.plans import training_plan, training_program
 from nbcnn.lab.measure.timing import summarise
 from nbcnn.modes import MODES
 from nbcnn.ops.kernel.traffic import total
 from nbcnn.plan.flops import fewest_flops, step_bytes
+from nbcnn.run.peaks import Ceilings
 
 ROOFS = {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4e12}
 DATASHEET = Ceilings({"fp32": 67e12, "tf32": 495e12, "bf16": 990e12, "fp32 split": 165e12}, 4.8e12)

@@ -1,6 +1,6 @@
 """This module measures the ceilings of a roofline: the rates that this GPU reaches in kernels that do nothing else.
 
-The datasheet's peaks (`Gpu.ceilings`) assume the highest clock; under full load power may not allow it. These are the rates that the best
+The peaks of `nbcnn.run.peaks` assume the highest clock; under full load power may not allow it. These are the rates that the best
 possible kernel of each kind gets here and now.
 """
 
@@ -19,9 +19,10 @@ from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.sampling import Samples, sample
 from nbcnn.lab.measure.steady import warm_up
 from nbcnn.ops.kernel.call import Launch
+from nbcnn.ops.kernel.row import Row
+from nbcnn.run import peak_kernels, peaks
 from nbcnn.run.rows import TENSOR_CORES
 
-HOPPER = (9, 0)
 COPY_GROUPS = 1
 """Groups of four that a thread copies. Among 1, 2, 4, 8 groups and 256, 512, 1,024 threads, one group and 256 threads copy fastest on an H200:
 as fast as the driver's own copy."""
@@ -49,28 +50,21 @@ def fma(device: Any) -> Probe:
     return Probe(Launch(kernels.fma_kernel(), blocks, kernels.FMA_THREADS, args), 2 * blocks * kernels.FMA_THREADS * kernels.FMAS * FMA_TURNS, watch)
 
 
-def tensor(device: Any, precision: str) -> Probe:
-    """Products on tensor cores: wgmma on compute capability 9.0, mma.sync on others."""
-    k = 16 if precision == "bf16" else 8
-    if device.capability == HOPPER:
-        blocks, threads, turns = device.multiprocessors, kernels.WGMMA_THREADS, WGMMA_TURNS
-        kernel, each = kernels.wgmma_kernel(precision), 4 * 2 * 64 * kernels.WGMMA_N * k
-        count = blocks * threads // 128
-    else:
-        blocks, threads, turns = 4 * device.multiprocessors, kernels.MMA_THREADS, MMA_TURNS
-        kernel, each = kernels.mma_kernel(precision), kernels.MMA_TILES * 2 * 16 * 8 * k
-        count = blocks * threads // 32
-    x = _floats(device, blocks * threads)
-    return Probe(Launch(kernel, blocks, threads, (x, np.int32(turns))), count * each * turns)
+def tensor(device: Any, precision: str, row: Row | None = None) -> Probe:
+    """Products on the tensor cores of all multiprocessors, by the fastest instruction that `row` launches (None: any row)."""
+    engine = peaks.engine_of(device.capability, row)
+    blocks, turns = (device.multiprocessors, WGMMA_TURNS) if engine == "wgmma" else (4 * device.multiprocessors, MMA_TURNS)
+    launch, flops, _ = peaks.tensor(device, engine, precision, blocks, turns)
+    return Probe(launch, flops)
 
 
 def copying(device: Any) -> Probe:
     """One large array to another, at least eight times the cache together, 2 GiB where they fit."""
-    block = 4 * kernels.COPY_THREADS * COPY_GROUPS
+    block = 4 * peak_kernels.COPY_THREADS * COPY_GROUPS
     wanted = 4 * block if SIMULATOR else int(min(max(4 * cache_bytes(device), 2**30), device.free_bytes() // 4))
     count = max(1, wanted // (4 * block)) * block
     args = (_floats(device, count), _floats(device, count))
-    return Probe(Launch(kernels.copy_kernel(COPY_GROUPS), count // block, kernels.COPY_THREADS, args), 8 * count)
+    return Probe(Launch(peak_kernels.copy_kernel(COPY_GROUPS), count // block, peak_kernels.COPY_THREADS, args), 8 * count)
 
 
 def _floats(device: Any, count: int) -> Any:
@@ -82,10 +76,10 @@ def _floats(device: Any, count: int) -> Any:
 KINDS = ("fp32", "tf32", "bf16", "copy")
 
 
-def probes(device: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, Probe]:
+def probes(device: Any, kinds: tuple[str, ...] = KINDS, row: Row | None = None) -> dict[str, Probe]:
     """The probes of `kinds`: fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
     there = [kind for kind in KINDS if kind in kinds and (kind in ("fp32", "copy") or device.capability >= TENSOR_CORES)]
-    return {kind: fma(device) if kind == "fp32" else copying(device) if kind == "copy" else tensor(device, kind) for kind in there}
+    return {kind: fma(device) if kind == "fp32" else copying(device) if kind == "copy" else tensor(device, kind, row) for kind in there}
 
 
 def timed(probe: Probe, device: Any, watch: Any, seconds: float = 0.5, bounds: tuple[float, float] | None = None) -> Samples:
@@ -98,7 +92,9 @@ def timed(probe: Probe, device: Any, watch: Any, seconds: float = 0.5, bounds: t
     return sample([work], max(1, ceil(REPETITION_MS / warm.ms)), warm, watch, seconds)
 
 
-def measure(device: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, float]:
-    """flop/s of "fp32" (CUDA cores), "tf32" and "bf16" (tensor cores, where there are some), byte/s of "copy" (read and written): of `kinds`."""
+def measure(device: Any, kinds: tuple[str, ...] = KINDS, row: Row | None = None) -> dict[str, float]:
+    """flop/s of "fp32" (CUDA cores), "tf32" and "bf16" (tensor cores, where there are some, by the engine of `row`), byte/s of "copy" (read and
+    written): of `kinds`."""
     with Watch(device) as watch:
-        return {name: probe.work / (float(np.median(timed(probe, device, watch).ms)) / 1e3) for name, probe in probes(device, kinds).items()}
+        made = probes(device, kinds, row).items()
+        return {name: probe.work / (float(np.median(timed(probe, device, watch).ms)) / 1e3) for name, probe in made}

@@ -24,6 +24,7 @@ from nbcnn.lab.measure.clocks import Reading, clock_of
 from nbcnn.lab.measure.op import Prepared, timed_in_turn
 from nbcnn.lab.measure.sampling import FALLEN, drifts
 from nbcnn.lab.measure.steady import warm_up
+from nbcnn.run.peaks import peaks_of
 
 LAUNCHES = ("host", "graph")
 TARGET_MS = 2.0
@@ -94,7 +95,7 @@ def roof(device: Any, watch: Any) -> Roof:
     """The roof of this GPU; the copy is measured, which takes a second."""
     probe = ceilings.copying(device)
     milliseconds = median(ceilings.timed(probe, device, watch, 0.3).ms[:, 0])
-    peaks = device.ceilings()
+    peaks = peaks_of(device)
     bandwidth = probe.work / (milliseconds / 1e3)
     if peaks is None:
         return Roof({"fp32": float("inf")}, bandwidth)

@@ -1,9 +1,9 @@
 """This module computes how many blocks and warps of a kernel fit on a multiprocessor at a time, from the compiler's figures, without a GPU.
 
-Sources: the limits are table "Technical Specifications per Compute Capability" of the CUDA C++ Programming Guide 13.0; how registers and
-shared memory are given out is what `cuda_occupancy.h` of the CUDA toolkit 13.0 does. Registers go to warps in units of 256, and a warp
-lives in one of four parts of the multiprocessor; shared memory goes to blocks in units of 128 bytes (sm_75: 256), and from sm_80 on the
-driver keeps a KiB of every block for itself. Named barriers (more than two a block may cost blocks) are not counted.
+Sources: the limits are table "Technical Specifications per Compute Capability" of the CUDA C++ Programming Guide 13.0 and `arch_traits.h` of CCCL
+(CUDA toolkit 13.5), which agree; how registers and shared memory are given out is what `cuda_occupancy.h` of that toolkit does. Registers go to warps
+in units of 256, and a warp lives in one of four parts of the multiprocessor; shared memory goes to blocks in units of 128 bytes (sm_75: 256), and
+from sm_80 on the driver keeps a KiB of every block for itself. Named barriers (more than two a block may cost blocks) are not counted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ LIMITS = {
     "75": Limits(32, 16, 64, 64, 0, 256),
     "80": Limits(64, 32, 164, 163),
     "86": Limits(48, 16, 100, 99),
+    "87": Limits(48, 16, 164, 163),
     "89": Limits(48, 24, 100, 99),
     "90a": Limits(64, 32, 228, 227),
     "100": Limits(64, 32, 228, 227),
+    "103": Limits(64, 32, 228, 227),
+    "110": Limits(48, 24, 228, 227),
     "120": Limits(48, 24, 100, 99),
+    "121": Limits(48, 24, 100, 99),
 }
 """By architecture, sm_…"""
 

@@ -20,6 +20,7 @@ from nbcnn.modes import DWCONV, Row
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.run.peaks import peaks_of
 from nbcnn.run.rows import choose_mode
 
 
@@ -87,7 +88,7 @@ class Prepared:
     @property
     def floor_ms(self) -> float | None:
         """Milliseconds below which it cannot run, by the datasheet: flops at their peak, compulsory bytes at the bandwidth."""
-        peaks = self.device.ceilings()
+        peaks = peaks_of(self.device, self.row)
         if peaks is None:
             return None
         return max(fewest_flops(self.step) / peaks.flops[self.row.precision], step_bytes(self.step) / peaks.bandwidth) * 1e3

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nbcnn.gpu.device import Ceilings
 from nbcnn.lab.measure.steps import time_steps
 from nbcnn.lab.measure.timing import Timing
 from nbcnn.ops.kernel.call import bare_call
 from nbcnn.ops.kernel.traffic import Traffic, total
 from nbcnn.plan.flops import fewest_flops, step_bytes
 from nbcnn.plan.graph import Plan, Planned
+from nbcnn.run.peaks import Ceilings, peaks_of
 
 LATENCY_SHARE = 0.3
 """A step that reaches less of both roofs than this is held up by neither."""
@@ -78,7 +78,7 @@ def measure(session: Any, measured: Roofs) -> dict[str, Any]:
         "batch": session.batch,
         "device": net.device_name,
         "points": points,
-        "ceilings": {"measured": dict(measured), "datasheet": datasheet(net.device.ceilings())},
+        "ceilings": {"measured": dict(measured), "datasheet": datasheet(peaks_of(net.device, net.row))},
         "whole_step_ms": times.whole.median,
         "sum_ms": sum(timing.median for timing in times.steps),
         "event_ms": round(times.event_ms, 6),

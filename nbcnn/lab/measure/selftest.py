@@ -15,6 +15,7 @@ from nbcnn.lab.measure.clocks import Watch, clock_of
 from nbcnn.lab.measure.sampling import Samples, sample, state_of
 from nbcnn.lab.measure.steady import warm_up
 from nbcnn.ops.kernel.call import Launch
+from nbcnn.run.peaks import lanes, peaks_of
 
 SPIN_NS, SPINS = 100_000 if SIMULATOR else 1_000_000, 10
 """Ten waits of a millisecond between two events: the first one's launch is a fifth of a percent of them."""
@@ -53,7 +54,7 @@ def _alone(watch: Any) -> dict[str, Any]:
 def _copy(device: Any, watch: Any) -> dict[str, Any]:
     probe = ceilings.copying(device)
     rate = probe.work / _seconds(ceilings.timed(probe, device, watch))
-    peaks = device.ceilings()
+    peaks = peaks_of(device)
     low, high = (part * peaks.bandwidth for part in COPY_PART) if peaks else (0.0, float("inf"))
     wanted = f"{low / 1e12:.1f} … {high / 1e12:.1f} (of {peaks.bandwidth / 1e12:.1f})" if peaks else ""
     return _row("copy of a large array", rate / 1e12, "TB/s", wanted, low <= rate <= high if peaks else None)
@@ -66,8 +67,7 @@ def _fma(device: Any, watch: Any) -> Iterator[dict[str, Any]]:
     rate = probe.work / _seconds(found)
     cycles, nanoseconds = device.download(probe.watch)
     clock = cycles / nanoseconds * 1e9
-    lanes = 64 if device.capability in ((7, 5), (8, 0)) else 128
-    part = rate / (2 * lanes * device.multiprocessors * clock)
+    part = rate / (2 * lanes(device.capability) * device.multiprocessors * clock)
     yield _row("multiply-adds of the clock's peak", part * 100, "%", f"≥ {FMA_PART * 100:.0f}", None if SIMULATOR else bool(FMA_PART <= part <= 1.01))
     yield _row("SM clock by the kernel's counters", clock / 1e6, "MHz", "", None)
     read = clock_of(found.readings)

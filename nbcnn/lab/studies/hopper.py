@@ -25,6 +25,7 @@ from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.case import Case
 from nbcnn.plan.shapes import ConvShape
+from nbcnn.run.peaks import peaks_of
 
 LAYER = "conv2"
 OP = "conv_relu_fprop"
@@ -82,7 +83,7 @@ def climb(batch: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
         warm = warm_up(works, watch)
         found = timed_in_turn(works, max(CALLS, len(engine.bounds)), warm, watch, SECONDS)
     rows: list[dict[str, Any]] = []
-    peaks = gpu.ceilings()
+    peaks = peaks_of(gpu)
     for (name, idea, op, precision), measured, launch, (error, limit) in zip(
         names, found, launches, [(below.error, below.limit), *errors, (engine.error, engine.limit)], strict=True
     ):

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nbcnn.gpu.device import Ceilings, Gpu, gpu_missing
+from nbcnn.gpu.device import Gpu, gpu_missing
 from nbcnn.lab.measure import results
 from nbcnn.modes import MODES
 from nbcnn.plan import names
+from nbcnn.run.peaks import Ceilings, peaks_of
 from nbcnn.run.rows import TENSOR_CORES
 
 RUNGS = tuple((mode, precision) for mode, precisions in names.MODES.items() for precision in reversed(precisions))
@@ -33,7 +34,7 @@ def climb(batch: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     before: dict[str, Any] | None = None
     first: dict[str, Any] | None = None
     no_gpu = gpu_missing()
-    ceilings = None if no_gpu else Gpu().ceilings()
+    ceilings = None if no_gpu else peaks_of(Gpu())
     if no_gpu:
         say(f"the GPU's modes are left out: {no_gpu}")
     for mode, precision in RUNGS:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbcnn.gpu.device import Ceilings
 from nbcnn.lab.measure.nets import Network, examples
 from nbcnn.lab.measure.steps import StepTimes, time_steps
 from nbcnn.lab.measure.timing import sensible_count, time_calls, wall_ms
@@ -24,6 +23,7 @@ from nbcnn.plan.graph import Plan
 from nbcnn.plan.shapes import numel
 from nbcnn.run.explain import floor_us
 from nbcnn.run.net import Net
+from nbcnn.run.peaks import Ceilings, peaks_of
 from nbcnn.run.session import TrainingSession, epoch_order
 from nbcnn.run.timeline import label
 
@@ -110,7 +110,7 @@ def _ours(
         }
         if breakdown:
             launched = [len(made) for _, made in session.program.bound]
-            row |= spent(plan, launched, time_steps(session, seconds / 2), precision, device.ceilings())
+            row |= spent(plan, launched, time_steps(session, seconds / 2), precision, peaks_of(device, net.row))
         if session.status().nonfinite:
             raise Apart(f"the loss of {network.name} in {precision} is not finite after the timed steps")
         return row, problem
