@@ -1,4 +1,4 @@
-"""What a pipeline is: its flags, its folder with the file that says how it was begun, and the words of the three commands it is made of."""
+"""A pipeline as data: its flags, its folder with the file that says how it was begun, and the words of the three commands it is made of."""
 
 from __future__ import annotations
 

@@ -406,7 +406,7 @@ def test_closing_lets_everything_go():
 def test_fits_in_a_loop_keep_no_session(monkeypatch):
     import weakref
 
-    from nbcnn.model import network as module
+    from nbcnn.model import training as module
 
     alive = []
 

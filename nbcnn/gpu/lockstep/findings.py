@@ -1,4 +1,4 @@
-"""What the checking mode gives: faults, and for every launch what its lines ask memory for.
+"""The results of the checking mode: faults, and for every launch what its lines ask memory for.
 
 A *request* is one instruction of one warp. Global memory serves it by sectors of 32 bytes, shared memory by banks of 4 bytes: as many passes as the
 busiest bank has different words. Compiled code may have fewer requests: registers keep what the source loads twice.
