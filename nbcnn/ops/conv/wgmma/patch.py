@@ -11,12 +11,12 @@ With stride 2 a patch holds every second pixel of every second line: four patche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from nbcnn.ops.conv.frame.correlation import Correlation, whole
+from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.moments import Columns
-from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind, compulsory_bytes, end_bytes, product_bytes, product_cycles
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 SQUARE = 8
@@ -156,18 +156,22 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
     return found
 
 
-def choose(tiles_given: Sequence[PatchTile], g: Correlation, multiprocessors: int) -> PatchTile | None:
-    """256×128 where every multiprocessor gets four such tiles, else 128×128 where each gets one; None: leave it to `tile.choose`.
-
-    In bf16 at batch 1,024 these are the fastest of all tiles of both kernels, or within 4 % of them.
-    """
-    tiles = {(tile.BM, tile.BN): tile for tile in tiles_given if not tile.keeps}
-    for shape, least in (((256, 128), 4), ((128, 128), 1)):
-        if shape in tiles:
-            down, across = tiles_of(g, tiles[shape])
-            if down * across >= least * multiprocessors:
-                return tiles[shape]
-    return None
+def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
+    """What a launch of the kernel asks for; a step is a tap of 128 bytes of channels, of which a patch serves several."""
+    down, across = tiles_of(g, tile)
+    w = window(g)
+    landed = patch_load(tile, w) / w.taps + (0 if tile.keeps else tile.BN * ROW_BYTES)
+    return Work(
+        tiles=down * across,
+        together=tile.blocks,
+        persistent=True,
+        steps=g.taps * whole(g.C, kind.channels) // kind.channels,
+        tensor=product_cycles(kind, tile.BM, tile.BN),
+        shared=landed + product_bytes(kind, tile.BM, tile.BN),
+        fetched=landed,
+        ends=end_bytes(g, kind, tile.BM, tile.BN, epilogue),
+        memory=compulsory_bytes(g, kind, epilogue),
+    )
 
 
 _SHAPES = (
