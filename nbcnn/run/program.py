@@ -173,7 +173,8 @@ def constants(plan: Plan, params: Any, known: Collection[Buf] = ()) -> dict[Buf,
 
 def _uploaded(device: Any, values: np.ndarray) -> Any:
     array = device.empty(values.size, values.dtype.name)
-    device.upload(array, values)
+    if values.size:  # on a GPU an array of zero elements has one
+        device.upload(array, values)
     return array
 
 
