@@ -13,7 +13,7 @@ import torch
 
 from nbcnn.lab.measure.timing import Timing
 from nbcnn.lab.peers.torch_step import _prepare, _time, captured
-from nbcnn.lab.peers.twin import Twin
+from nbcnn.lab.peers.twin import load, twin
 
 
 class Predictor:
@@ -35,16 +35,16 @@ class Predictor:
         layout = _prepare(precision)[1]
         exact = precision == "fp64"
         layout, dtype = (torch.contiguous_format, torch.float64) if exact else (layout, torch.float32)
-        twin = Twin(layers)
-        twin.load(weights)
-        twin = twin.eval().to(device, dtype).to(memory_format=layout)
+        module = twin(layers)
+        load(module, weights)
+        module = module.eval().to(device, dtype).to(memory_format=layout)
         images = torch.zeros((batch, *shape), dtype=torch.uint8, device=device)
         self._images = images.to(memory_format=layout) if images.dim() == 4 else images
 
         def forward(given: Any) -> Any:
             x = given.to(dtype) * (1 / 255)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
-                return twin(x).to(dtype)
+                return module(x).to(dtype)
 
         compiled = torch.compile(forward, dynamic=False) if form == "compile" else forward
 
