@@ -105,11 +105,11 @@ _DEPTHWISE = depthwise_wgrad.OPS
 """Depthwise convolutions, before those that take any groups; mode `naive` does without."""
 
 _IM2COL = (
-    ("im2col", few_rows.OPS),
     ("im2col", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
     ("im2col", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
+    ("im2col", few_rows.OPS),
     ("im2col", pointwise.OPS),
     ("im2col", expanded.grouped(im2col.OPS, most=MOST_ZEROS["fp32"])),
     (
@@ -123,8 +123,8 @@ _IM2COL = (
         | conv_evonorm.two_ops(im2col.OPS["conv_fprop"]),
     ),
 )
-"""Few rows and few channels, then forms that multiply less where the batch is large enough to pay for their sums (with a norm in their last kernel,
-then behind them), then 1×1 filters, then every shape."""
+"""Few channels, then forms that multiply less where the batch is large enough to pay for their sums (with a norm in their last kernel,
+then behind them), then 1×1 filters, of few rows and of many, then every shape."""
 
 _NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {"gemm": gemm.SIMPLE}
 _TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {"gemm": gemm.IMPL}
@@ -152,10 +152,11 @@ def _tensorcore(precision: str) -> Row:
     }
     general |= pwconv1d.transposed(general) | {"gemm": gemm.engine(general["conv_fprop"])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
-    own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
-    two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]
+    engines = (("mma", first), ("wgmma", hopper), ("mma", general))
+    two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in (*thin_parts, *engines) if "conv_fprop" in ops]
     groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
-    parts = (("common", few_rows.OPS), *own, ("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", common))
+    behind = (("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", common))
+    parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 
