@@ -51,7 +51,9 @@ def _pooled(steps: Sequence[Step]) -> list[Step]:
     readers, makers = _readers(steps), _makers(steps, "maxpool_dgrad")
     changed, gone = dict[int, Step](), set[int]()
     for step in steps:
-        for at, gradient in enumerate(step.ins) if step.op == "add" else ():
+        if step.op != "add":
+            continue
+        for at, gradient in enumerate(step.ins):
             pooled = makers.get(gradient.root)
             if pooled is not None and len(pooled.ins) == 2 and _only(readers, pooled, gradient) and step.outs[0].shape == gradient.shape:
                 gone.add(id(pooled))
