@@ -371,12 +371,11 @@ def lower(
         planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
     tables = dict[Buf, Buf]()
     for buf, index in maps.items():
-        if banks := banks_of(planned, buf, lambda _: 0):
+        banks = banks_of(planned, buf, lambda _: 0)
+        if banks:
             tables[buf] = Buf(f"pack table {buf.dtype}", (table(banks).size,), "int32", "const")
-            operands, attrs = (flat_params, index, tables[buf]), {"tiles": tiles_of(banks)}
-        else:
-            operands, attrs = (flat_params, index), {}
-        pack = Step("pack_weights", operands, (buf,), attrs, "pack")  # type: ignore[arg-type]
+        operands = (flat_params, index, *([tables[buf]] if banks else []))
+        pack = Step("pack_weights", operands, (buf,), {"tiles": tiles_of(banks)} if banks else {}, "pack")  # type: ignore[arg-type]
         packing.append(Planned(pack, resolve(pack)))
     planned = _pack_made([*packing, *planned], maps, resolve)
     offsets, total = plan_arena(planned)

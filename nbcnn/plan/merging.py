@@ -51,7 +51,9 @@ def _pooled(steps: Sequence[Step]) -> list[Step]:
     readers, makers = _readers(steps), _makers(steps, "maxpool_dgrad")
     changed, gone = dict[int, Step](), set[int]()
     for step in steps:
-        for at, gradient in enumerate(step.ins) if step.op == "add" else ():
+        if step.op != "add":
+            continue
+        for at, gradient in enumerate(step.ins):
             pooled = makers.get(gradient.root)
             if pooled is not None and len(pooled.ins) == 2 and _only(readers, pooled, gradient) and step.outs[0].shape == gradient.shape:
                 gone.add(id(pooled))
@@ -89,7 +91,7 @@ def _masks(steps: Sequence[Step], ops: Container[str]) -> list[Step]:
                 maker = makers.get(gradient.root)
                 if maker is not None and maker.op == "conv_dgrad_relu" and maker.ins[2].root is y.root and _only(readers, maker, gradient):
                     changed[id(maker)] = replace(maker, op="conv_dgrad", ins=maker.ins[:2])
-        elif before.op == "conv_dgrad" and before.attrs["stride"] == 1 and "conv_dgrad_relu" in ops:
+        elif before.op == "conv_dgrad" and before.attrs["stride"] == 1 and y.shape == step.ins[0].shape and "conv_dgrad_relu" in ops:
             gone.add(id(step))
             changed[id(before)] = replace(before, op="conv_dgrad_relu", ins=(*before.ins, y), outs=step.outs)
     return [changed.get(id(step), step) for step in steps if id(step) not in gone]

@@ -18,7 +18,7 @@ import numpy as np
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, normal
-from nbcnn.ops.kernel.loops import ceil_div, quotient
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, outputs
 from nbcnn.ops.ptx.vector import load1_if
@@ -129,26 +129,30 @@ def pack_tiles_kernel(kind: str, terms: int) -> Any:
 
     @jit(device=True)
     def copy(table, packed, memory, at, slots, taps, start, extents, pitches, apart):
-        # Line by line, a line of `extents[1]` elements for one slot: `apart` elements from the next in the copy.
+        # Lines of `extents[1]` elements for one slot, `apart` elements from the next in the copy. A warp has neighbouring lines and goes through
+        # the slots, so that what belongs to a slot is computed once for all of them. With a slot for every line a warp had about 96 instructions
+        # a line, and 24 million elements took 80 µs (H200).
         lines, across = extents
         of_line, of_lane = pitches
         line_apart, lane_apart = apart
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        line_step, slot_step = quotient(WARPS, slots), WARPS - quotient(WARPS, slots) * slots
-        line = quotient(warp, slots)
-        slot = warp - line * slots
-        while line < lines:
-            to = start + line * line_apart + table[at + slot]
+        each = (lines + WARPS - 1) // WARPS
+        begin = warp * each
+        end = min(begin + each, lines)
+        for slot in range(slots):
+            first = start + table[at + slot] + begin * line_apart
+            source = begin * of_line + slot
             for i in range(lane, across, LANES):
-                value = 0.0
+                to, of = first + i * lane_apart, source + i * of_lane
                 if slot < taps:
-                    value = memory[line * of_line + i * of_lane + slot]
-                store(packed, to + i * lane_apart, value)
-            line += line_step
-            slot += slot_step
-            if slot >= slots:
-                slot -= slots
-                line += 1
+                    for _ in range(begin, end):
+                        store(packed, to, memory[of])
+                        to += line_apart
+                        of += of_line
+                else:
+                    for _ in range(begin, end):
+                        store(packed, to, 0.0)
+                        to += line_apart
 
     @jit()
     def pack_weights_tiles_kernel(params, index, table, packed, count, tiles):
