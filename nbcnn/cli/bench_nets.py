@@ -115,7 +115,8 @@ def tiles(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.studies import tiles as study
 
-    rows, device = [], Gpu()
+    rows: list[dict[str, Any]] = []
+    device = Gpu()
     for precision in flags.precision or PRECISIONS:
         found = study.problems([_network(name, flags) for name in names(flags)], precision, device)
         rows += study.measure(found, device, flags.seconds, lambda text: print(text, file=sys.stderr, flush=True))

@@ -68,7 +68,7 @@ def convolution(shape: ConvShape, path: str, precision: str, device: Any) -> Tor
             if not off <= bound:
                 why = f"a plan is off by {off:.1e}, and {bound:.1e} is allowed"
                 continue
-            taken = median(each_ms(lambda run=run: [run(*operands[at % count]) for at in range(CALLS)], TRIES, timer()))
+            taken = median(each_ms(partial(_calls, run, operands), TRIES, timer()))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"[:200]
             continue
@@ -143,3 +143,9 @@ def _plans(shape: ConvShape, path: str, w: Any, x: Any, dy: Any) -> Sequence[Cal
         return run
 
     return [partial(made, at) for at in range(min(graph.get_execution_plan_count(), MOST_PLANS))]
+
+
+def _calls(run: Callable[..., Any], operands: Sequence[tuple[Any, Any]]) -> None:
+    """Run a plan CALLS times, every time on the next operands."""
+    for at in range(CALLS):
+        run(*operands[at % len(operands)])

@@ -185,7 +185,8 @@ def main(folder: str) -> int:
         weights = {name: jnp.asarray(_hwio(given[name])) for name in given.files if name != "images"}
     loss = loss_of(what["form"], what["precision"])
     value, gradients = jax.jit(jax.value_and_grad(loss))(weights, images)
-    np.savez(Path(folder) / "gradients.npz", **{name: _ours(np.asarray(g, np.float32)) for name, g in gradients.items()})
+    found: dict[str, Any] = {name: _ours(np.asarray(g, np.float32)) for name, g in gradients.items()}
+    np.savez(Path(folder) / "gradients.npz", **found)
     print(float(value), flush=True)
     if not sys.stdin.readline().strip():
         return 1

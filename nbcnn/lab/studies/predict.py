@@ -51,7 +51,7 @@ def measure(
     Without `peer` nothing is held against PyTorch, either: the outputs must be finite.
     """
     for batch in batches:
-        named = {"what": network.name, "precision": precision, "batch": batch}
+        named: Row = {"what": network.name, "precision": precision, "batch": batch}
         ours: Row = {"form": f"nbcnn {mode}"}
         try:
             net = Net(network.layers(), network.shape, mode=mode, precision=precision, engine=engine)
@@ -62,7 +62,7 @@ def measure(
             continue
         yield named | ours
         for form in forms if peer else ():
-            row = named | {"form": f"PyTorch {form}"}
+            row: Row = named | {"form": f"PyTorch {form}"}
             try:
                 row |= _its(net, images, batch, precision, form, seconds)
                 yield row | {"ratio": row["latency_ms"]["median"] / ours["latency_ms"]["median"]}

@@ -318,10 +318,10 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         counts = [sum(row["networks"].values()) for row in of]
         took = sum(count * row["tiles"][0]["us"] for count, row in zip(counts, of, strict=True))
         could = sum(count * fastest(row)["us"] for count, row in zip(counts, of, strict=True))
-        lost = [regret(row) or 0.0 for row in of]
+        regrets = [regret(row) or 0.0 for row in of]
         text.append(
-            f"{precision}: {len(of)} convolutions, {sum(len(row['tiles']) for row in of)} tiles; regret {100 * float(np.mean(lost)):.1f} % mean,"
-            f" {100 * max(lost):.1f} % at most; over all steps {100 * (took / could - 1):.1f} % of the time"
+            f"{precision}: {len(of)} convolutions, {sum(len(row['tiles']) for row in of)} tiles; regret {100 * float(np.mean(regrets)):.1f} % mean,"
+            f" {100 * max(regrets):.1f} % at most; over all steps {100 * (took / could - 1):.1f} % of the time"
         )
     wrong = [f"{label(row)}: {_short(tile)} {tile['why']}" for row in rows for tile in row["tiles"] if "why" in tile]
     return [*text, *(f"left out: {each}" for each in wrong)]
