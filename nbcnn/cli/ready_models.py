@@ -41,7 +41,7 @@ IMAGES = {
     "unet": _COLOUR,
 }
 """The data set that a model of images is made for, its training images, test images and their shape."""
-LARGEST = {(3, 32, 32): (5_000, 5_000), (1, 28, 28): (6_742, 6_265)}
+LARGEST: dict[tuple[int, ...], tuple[int, int]] = {(3, 32, 32): (5_000, 5_000), (1, 28, 28): (6_742, 6_265)}
 """Training images of the two largest classes of these data sets, by their shape: a kernel of the classifier depends on it."""
 READY = (*IMAGES, "s4convd")
 """The ready-made models that are trained; those of `nbcnn.plan.names.FITTED` are fitted to the images in one pass."""
