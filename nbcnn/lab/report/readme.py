@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import hopper, learning, readme_nets, readme_onnx, readme_scaling, sections
+from nbcnn.lab.report import hopper, learning, readme_nets, readme_onnx, readme_scaling, sections, support
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -116,6 +116,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **hopper.TABLES,
     **learning.TABLES,
     **readme_onnx.TABLES,
+    **support.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
