@@ -14,11 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbcnn.classify.scale import squared_norms
+from nbcnn.files.threads import in_threads, slices
 from nbcnn.ops.products.rbf import rbf
 from nbcnn.ops.svm.mirror import apart, factors, weigh
 
 # 2^25 kernel values are 128 MiB of float32: large enough for BLAS, small in memory.
 PANEL_VALUES = 1 << 25
+THREAD_VALUES = 1 << 20
+"""Kernel values that a thread makes of products at a time."""
 
 
 @dataclass(frozen=True)
@@ -82,5 +85,6 @@ def kernel(a: Samples, b: Samples, gamma: float, out: np.ndarray | None = None) 
 
 def _rbf(a: Samples, b: Samples, gamma: float, out: np.ndarray) -> np.ndarray:
     np.matmul(a.rows, b.rows.T, out=out)
-    rbf(a.norms.astype(np.float32), b.norms.astype(np.float32), out, gamma=gamma)
+    rows, columns = a.norms.astype(np.float32), b.norms.astype(np.float32)
+    in_threads(lambda part: rbf(rows[part], columns, out[part], gamma=gamma), slices(len(a), max(1, THREAD_VALUES // max(1, len(b)))))
     return out

@@ -8,6 +8,7 @@ value > 0 is a vote for i, else for j; most votes win, and a tie goes to the cla
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -120,24 +121,41 @@ def _read_into(target: np.ndarray, blocks: Blocks, i: int, j: int) -> None:
 def decisions(blocks: Blocks, machine: Machine, progress: Callable[[int], object]) -> tuple[np.ndarray, np.ndarray]:
     """Decision values of all pairs for the training samples, (n, pairs) in the training set's order, and for the test samples.
 
-    Every block is read once; block (i, j) serves the rows i as it stands and the rows j transposed. Sums are in float64.
+    Every block is read once, in parts, of which a thread reads and widens the next one; block (i, j) serves the rows i as it stands and the rows j
+    transposed. Sums are in float64.
     """
     sizes, test = blocks.sizes, blocks.test_row
     intercepts = np.array([pair.intercept for pair in machine.machines])
     values = [np.tile(intercepts, (blocks.rows(i), 1)) for i in range(test + 1)]
     duals = [machine.coefficients(c) for c in range(len(sizes))]
-    for j, columns in enumerate(sizes):
-        step = max(1, _READ_VALUES // columns)
-        for i in (*range(j + 1), test):
-            for first in range(0, blocks.rows(i), step):
-                k = np.empty((min(step, blocks.rows(i) - first), columns), np.float32)
-                blocks.read(i, j, first, k)
-                wide = k.astype(np.float64)
-                part = slice(first, first + len(k))
-                values[i][part, duals[j][0]] += wide @ duals[j][1]
-                if i < j:
-                    values[j][:, duals[i][0]] += wide.T @ duals[i][1][part]
-                progress(k.size)
+    parts = [
+        (i, j, first, min(step, blocks.rows(i) - first))
+        for j, step in enumerate(max(1, _READ_VALUES // columns) for columns in sizes)
+        for i in (*range(j + 1), test)
+        for first in range(0, blocks.rows(i), step)
+    ]
+    most = max(count * sizes[j] for _, j, _, count in parts)
+    narrow, buffers = np.empty(most, np.float32), [np.empty(most) for _ in range(2)]
+
+    def widened(at: int) -> np.ndarray:
+        i, j, first, count = parts[at]
+        k = narrow[: count * sizes[j]].reshape(count, sizes[j])
+        blocks.read(i, j, first, k)
+        wide = buffers[at % 2][: k.size].reshape(k.shape)
+        np.copyto(wide, k)
+        return wide
+
+    with ThreadPoolExecutor(1, thread_name_prefix="nbcnn-read") as disk:
+        ahead = disk.submit(widened, 0)
+        for at, (i, j, first, count) in enumerate(parts):
+            wide = ahead.result()
+            if at + 1 < len(parts):
+                ahead = disk.submit(widened, at + 1)
+            part = slice(first, first + count)
+            values[i][part, duals[j][0]] += wide @ duals[j][1]
+            if i < j:
+                values[j][:, duals[i][0]] += wide.T @ duals[i][1][part]
+            progress(wide.size)
     train = np.empty((sum(sizes), len(machine.pairs)))
     for c, index in enumerate(machine.members):
         train[index] = values[c]

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.threads import in_threads, slices
+
 _CHUNK_VALUES = 1 << 21
 
 
@@ -35,11 +37,24 @@ class Scaler:
 
     def apply(self, rows: np.ndarray) -> None:
         """Scale float32 `rows` (n, F) in place."""
-        step = _rows(rows)
-        for start in range(0, len(rows), step):
-            part = rows[start : start + step]
+        for which in slices(len(rows), _rows(rows)):
+            part = rows[which]
             part -= self.mean
             part /= self.scale
+
+    def taken(self, rows: np.ndarray, index: np.ndarray, exact: bool) -> np.ndarray:
+        """Scaled copy of rows[index], float32 (n, F), in C order, by threads; `exact` says that rows are float32 and are scaled as such."""
+        made = np.empty((len(index), rows.shape[1]), np.float32)
+
+        def scale(which: slice) -> None:
+            if exact:
+                np.copyto(made[which], rows[index[which]])
+                self.apply(made[which])
+            else:
+                made[which] = self.applied(rows[index[which]])
+
+        in_threads(scale, slices(len(index), _rows(rows)))
+        return made
 
     def applied(self, rows: np.ndarray) -> np.ndarray:
         """Scaled float32 copy of `rows` (n, F) of any type, whose values are rounded after the mean is gone."""
@@ -53,23 +68,32 @@ class Scaler:
 def measured(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of every column of `train` (n, F), float64, in two passes as StandardScaler."""
     n, width = train.shape
-    step = _rows(train)
-    chunks = [slice(start, start + step) for start in range(0, n, step)]
+    chunks = slices(n, _rows(train))
+
+    # NaN, Inf and what overflows show in the result, and the caller says which value it was.
+    def sums(chunk: slice) -> np.ndarray:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(train[chunk].sum(axis=0, dtype=np.float64))
+
+    def squares(chunk: slice) -> tuple[np.ndarray, np.ndarray]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            centred = train[chunk] - mean
+            return np.einsum("nf,nf->f", centred, centred), centred.sum(axis=0)
+
+    # Parts of the sums come from threads and are added in order, so that bits do not depend on how many there are.
     mean = np.zeros(width)
-    for chunk in chunks:
-        mean += train[chunk].sum(axis=0, dtype=np.float64)
+    for each in in_threads(sums, chunks):
+        mean += each
     mean /= n
     variance, correction = np.zeros(width), np.zeros(width)
-    for chunk in chunks:
-        centred = train[chunk] - mean
-        variance += np.einsum("nf,nf->f", centred, centred)
-        correction += centred.sum(axis=0)
+    for square, rest in in_threads(squares, chunks):
+        variance += square
+        correction += rest
     return mean, (variance - correction**2 / n) / n
 
 
 def scaler_of(train: np.ndarray, scale: bool) -> Scaler:
     """The scaler of training features (n, F) of any type of numbers."""
-    # NaN, Inf and what overflows show in the result, and the caller says which value it was.
     with np.errstate(over="ignore", invalid="ignore"):
         return Scaler.of(*measured(train), len(train), scale, np.float32 if train.dtype == np.float32 else np.float64)
 
@@ -93,7 +117,7 @@ def squared_norms(rows: np.ndarray) -> np.ndarray:
 def gamma_scale(rows: list[np.ndarray], norms: list[np.ndarray]) -> float:
     """1 / (F · variance of all values): what `SVC(gamma="scale")` takes, for features that come in parts (1 if they are all equal)."""
     values = sum(part.size for part in rows)
-    mean = sum(part.sum(dtype=np.float64) for part in rows) / values
+    mean = sum(in_threads(lambda part: part.sum(dtype=np.float64), rows)) / values
     variance = float(sum(part.sum() for part in norms) / values - mean**2)
     return 1 / (rows[0].shape[1] * variance) if variance > 0 else 1.0
 

@@ -6,12 +6,12 @@ it: means, covariances, thresholds and atoms are small, and one core that reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from nbcnn.files.threads import in_threads, slices
 from nbcnn.ops.images.draw import launch_draw_windows, launch_normal_contrast
 from nbcnn.ops.images.draw import normal_contrast as normalise_contrast
 from nbcnn.ops.kernel.loops import ceil_div
@@ -25,15 +25,9 @@ WHOLE = 16
 """Values of a row on a GPU are a multiple of this many: a k-tile of `gemm`."""
 
 
-def parts_of(count: int, part: int = PART) -> list[slice]:
-    """The samples in parts of at most so many."""
-    return [slice(first, min(count, first + part)) for first in range(0, count, part)]
-
-
 def in_parts(work: Callable[[slice], Any], count: int, part: int = PART) -> list[Any]:
     """What `work` returns for each part of `count` samples, in threads: one core cannot keep the memory busy."""
-    with ThreadPoolExecutor() as threads:
-        return list(threads.map(work, parts_of(count, part)))
+    return in_threads(work, slices(count, part))
 
 
 def normalised(rows: np.ndarray) -> np.ndarray:
@@ -68,7 +62,7 @@ class HostSamples:
     def covariance(self) -> np.ndarray:
         """The mean of x xᵀ, float64 (width, width), of samples that are centred already. Terms are added in float32 by parts."""
         found = np.zeros((self.width,) * 2)
-        for at in parts_of(self.count):
+        for at in slices(self.count, PART):
             found += self.values[at].T @ self.values[at]
         return found / self.count
 
@@ -98,7 +92,7 @@ class GpuSamples:
     def of(cls, values: np.ndarray, device: Any) -> GpuSamples:
         """Samples of the host, (count, width) float32, copied."""
         made = cls(device, *values.shape)
-        for at in parts_of(made.count):
+        for at in slices(made.count, PART):
             made.device.upload(made.values[at.start * made.pitch : at.stop * made.pitch], made.padded(values[at]))
         return made
 
@@ -133,7 +127,7 @@ class GpuSamples:
         sums, squares = (self.device.empty(PARTS * self.pitch, "float64") for _ in range(2))
         about = self.uploaded(np.zeros(self.pitch))
         launch_moments(self.values, self.order, about, sums, squares, self.count, self.pitch, self.pitch, PARTS).run(self.device.stream)
-        mean = (self.downloaded(sums, PARTS, self.pitch).sum(0) / self.count).astype(np.float32)
+        mean = np.asarray(self.downloaded(sums, PARTS, self.pitch).sum(0) / self.count).astype(np.float32)
         there = self.uploaded(mean)
         process.launch_centred(self.values, self.order, there, self.values, self.count, self.pitch, self.pitch).run(self.device.stream)
         self.device.synchronize()
@@ -190,7 +184,7 @@ def drawn_on_gpu(
     window: tuple[int, int],
     count: int,
     random: np.random.Generator,
-    scale: tuple[Any, Any],
+    scale: Sequence[Any],
 ) -> GpuSamples:
     """`statistics.drawn_of_all` of blocks on the GPU: (flat array, its shape (N, C, H, W)).
 
