@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import subprocess
+import tempfile
 from collections import defaultdict
+from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -15,6 +21,19 @@ from nbcnn.gpu import device as gpu_device
 
 SMALL_FAMILY = 6
 """A test with so many cases or fewer is run with all of them by pytest alone, too."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """The garbage collector does not walk through what collecting tests makes, which is needed to the end: tests that collect garbage took three
+    seconds each.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,6 +87,49 @@ def sigint_is_heeded():
 @pytest.fixture
 def rng():
     return np.random.default_rng(20260101)
+
+
+@pytest.fixture
+def fusing_cpu(monkeypatch):
+    """The cpu row with the references of the fused ops, which the real one leaves out because NumPy gains nothing."""
+    from nbcnn.modes import MODES, REFERENCES
+    from nbcnn.ops.kernel.call import host
+
+    row = MODES["cpu", "fp32"]
+    parts = (("cpu", row.fallbacks[0][1] | {name: host(function) for name, function in REFERENCES.items()}),)
+    monkeypatch.setitem(MODES, ("cpu", "fp32"), replace(row, fallbacks=parts))
+
+
+@pytest.fixture
+def disk():
+    """disk(options): the folder of an empty file system in memory that is mounted with these options; skips where none can be mounted."""
+    folders = []
+
+    def mount(options):
+        folder = tempfile.mkdtemp()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, text=True)
+        if done.returncode:
+            os.rmdir(folder)
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        folders.append(folder)
+        return Path(folder)
+
+    yield mount
+    for folder in folders:
+        subprocess.run(["umount", folder], check=True)
+        os.rmdir(folder)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """An empty store of compiled kernels; what was compiled in it was compiled by this machine."""
+    from nbcnn.gpu import kernel_store
+
+    (tmp_path / "kernels").mkdir(mode=0o700)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    kernel_store.folder.cache_clear()
+    yield tmp_path / "kernels"
+    kernel_store.folder.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -70,12 +70,9 @@ def op(flags: SimpleNamespace) -> Rows:
 
 def op_lines(rows: list[dict[str, Any]]) -> list[str]:
     """The rows as a table, what each column means where it is not plain, and the headline."""
-    cells = [HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
-    lines = []
-    for line in cells:
-        padded = (cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
-        lines.append("  ".join(padded).rstrip())
+    from nbcnn.lab.measure.roofline import aligned
+
+    lines = [line.rstrip() for line in aligned([HEAD, *(_cells(row) for row in rows)], range(2))]
     lines.append(
         "GB/s: of compulsory bytes, every operand once. % roof: of the datasheet's roofline for them. × first: time over the first variant's."
     )

@@ -146,13 +146,10 @@ def cases(study: str, flags: SimpleNamespace, device: Any, peer: bool) -> Iterat
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:
     """The rows as a table, and what its columns mean."""
+    from nbcnn.lab.measure.roofline import aligned
+
     head = ("case", "variant", "launch", "µs", "p5", "p95", "MB", f"{rows[0]['unit']}/s", "% att.", "% peak", "× peer", "")
-    cells = [head, *(_cells(row) for row in rows)]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(head))]
-    made = []
-    for line in cells:
-        padded = (cell.ljust(width) if at < 3 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True)))
-        made.append("  ".join(padded).rstrip())
+    made = [line.rstrip() for line in aligned([head, *(_cells(row) for row in rows)], range(3))]
     made.append("host: launched from Python call by call; graph: replayed. % att.: attainable ÷ measured time, attainable by flop at the")
     made.append("datasheet's peak and compulsory bytes at a measured copy's bandwidth. × peer: the time of the first")
     made.append("peer (of this precision, if there is one) over this one's.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 
 import numpy as np
 import pytest
@@ -153,20 +152,9 @@ def test_a_disk_too_small_is_found_out_before(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
 @pytest.mark.parametrize("storage", ["npy", "csv"])
-def test_a_disk_that_fills_on_the_way_costs_nothing(small_disk, rows, monkeypatch, storage):
+def test_a_disk_that_fills_on_the_way_costs_nothing(disk, rows, monkeypatch, storage):
+    small_disk = disk("size=1m")
     write(small_disk, *rows)
     before = {path.name: path.read_bytes() for path in small_disk.iterdir()}
     # As if another program took the space after the check.

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
+from worker_tasks import die, double, fail, sleep
 
 from nbcnn.check import static
 from nbcnn.classify import gram, ovo, pipeline, report, workers
@@ -211,37 +211,13 @@ def test_the_matrix_needs_room(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_fills_under_the_matrix_is_an_error(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    try:
-        with Blocks((400,), 0, disk) as blocks:
-            (disk / "another").write_bytes(bytes(600_000))
-            with pytest.raises(DiskFull, match="needs 640,000 bytes"):
-                blocks.write(0, 0, 0, np.zeros((400, 400), np.float32))
-        assert [path.name for path in disk.iterdir()] == ["another"]
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
-def double(shared, task):
-    return shared * task
-
-
-def fail(shared, task):
-    raise DiskFull("no room for one")
-
-
-def die(shared, task):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def sleep(shared, task):
-    Path(shared, str(os.getpid())).touch()
-    time.sleep(task)
+def test_a_disk_that_fills_under_the_matrix_is_an_error(disk):
+    folder = disk("size=1m")
+    with Blocks((400,), 0, folder) as blocks:
+        (folder / "another").write_bytes(bytes(600_000))
+        with pytest.raises(DiskFull, match="needs 640,000 bytes"):
+            blocks.write(0, 0, 0, np.zeros((400, 400), np.float32))
+    assert [path.name for path in folder.iterdir()] == ["another"]
 
 
 def gone(pid):

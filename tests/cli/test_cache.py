@@ -25,15 +25,6 @@ pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    (tmp_path / "kernels").mkdir(mode=0o700)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
-    kernel_store.folder.cache_clear()
-    yield tmp_path / "kernels"
-    kernel_store.folder.cache_clear()
-
-
-@pytest.fixture
 def warmed(store, monkeypatch):
     """cache(words): a command whose models launch the waiting kernel alone, and whose compiler takes no time."""
 

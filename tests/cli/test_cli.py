@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -280,26 +278,6 @@ def test_a_path_under_a_file_exits_1_before_training(tmp_path, capsys):
     text = message(capsys, 1, exits(train, [*TINY, "--out", tmp_path / "file" / "run"]))
     assert "cannot write the run folder" in text
     assert "--out" in text
-
-
-@pytest.fixture
-def disk():
-    """Mounts a tmpfs with given options and returns its folder."""
-    folders = []
-
-    def mount(options):
-        folder = tempfile.mkdtemp()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, text=True)
-        if done.returncode:
-            os.rmdir(folder)
-            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-        folders.append(folder)
-        return Path(folder)
-
-    yield mount
-    for folder in folders:
-        subprocess.run(["umount", folder], check=True)
-        os.rmdir(folder)
 
 
 def test_a_read_only_disk_exits_1_before_training(disk, capsys):

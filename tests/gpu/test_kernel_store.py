@@ -24,16 +24,6 @@ pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles
 WANTED = Wanted(wait_kernel, ("int32",), "90a")
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    """An empty store; what was compiled in it was compiled by this machine."""
-    (tmp_path / "kernels").mkdir(mode=0o700)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
-    kernel_store.folder.cache_clear()
-    yield tmp_path / "kernels"
-    kernel_store.folder.cache_clear()
-
-
 def stored(wanted=WANTED, cubin=b"\x7fELF, a cubin", **changed):
     header = {"key": wanted.key(), "name": wanted.name, "module": "m", "types": list(wanted.types), "arch": wanted.arch, "entry": "e"}
     return Stored(header | {"compilers": kernel_store.compilers(), "seconds": 0.5} | changed, cubin)

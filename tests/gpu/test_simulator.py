@@ -1,4 +1,4 @@
-"""Tests of the kernels in the simulator: the test files that have small cases, each in a process of its own.
+"""Tests of the kernels in the simulator: the test files that have small cases, in processes of their own.
 
 NBCNN_SIMULATOR and NUMBA_ENABLE_CUDASIM are read when nbcnn is imported, so they cannot be switched within this process. .ci/full runs the files in
 Numba's simulator, too: two programs that run threads in different orders, and round by different rules, agree on every kernel.
@@ -19,16 +19,9 @@ from nbcnn.gpu import device
 
 TESTS = Path(__file__).parents[1]
 OURS, NUMBAS = "NBCNN_SIMULATOR", "NUMBA_ENABLE_CUDASIM"
-FILES = (
-    "test_bench_ceilings.py",
-    "test_gemm.py",
-    "test_in_step.py",
-    "test_parity.py",
-    "test_planted_faults.py",
-    "test_ptx_cvt.py",
-    "test_unpool_pack.py",
-)
-"""Every row's kernels (test_parity.py) and the basic ones."""
+BASIC = ("test_bench_ceilings.py", "test_gemm.py", "test_in_step.py", "test_planted_faults.py", "test_ptx_cvt.py", "test_unpool_pack.py")
+FILES = (*BASIC, "test_parity.py")
+"""The basic kernels, and those of every row."""
 OF_NUMBA = ("test_compiler_door.py", "test_turns.py")
 """What descriptions become in Numba's simulator."""
 OF_OURS = ("test_in_step.py", "test_planted_faults.py")
@@ -70,25 +63,27 @@ WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", 
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
-@pytest.mark.parametrize("file", [*FILES, *full(*FURTHER, *WHOLE_COMMANDS)])
-def test_file_passes_in_the_simulator(file, pytestconfig):
-    passes(file, OURS, pytestconfig)
+@pytest.mark.parametrize("files", [BASIC, ("test_parity.py",), *full(*(((file,),) for file in (*FURTHER, *WHOLE_COMMANDS)))], ids=" ".join)
+def test_files_pass_in_the_simulator(files, pytestconfig):
+    passes(files, OURS, pytestconfig)
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
-@pytest.mark.parametrize("file", [*OF_NUMBA, *full(*(file for file in (*FILES, *FURTHER, *WHOLE_COMMANDS) if file not in OF_OURS))])
-def test_file_passes_in_numbas_simulator(file, pytestconfig):
-    passes(file, NUMBAS, pytestconfig)
+@pytest.mark.parametrize(
+    "files", [OF_NUMBA, *full(*(((file,),) for file in (*FILES, *FURTHER, *WHOLE_COMMANDS) if file not in OF_OURS))], ids=" ".join
+)
+def test_files_pass_in_numbas_simulator(files, pytestconfig):
+    passes(files, NUMBAS, pytestconfig)
 
 
-def passes(file, simulator, pytestconfig):
-    """Run a file's tests in a simulator, in a process of their own; some must pass and none fail."""
-    [path] = TESTS.rglob(file)
+def passes(files, simulator, pytestconfig):
+    """Run the tests of files in a simulator, in one process; of each file some must pass and none fail."""
+    paths = [path for file in files for path in TESTS.rglob(file)]
+    assert len(paths) == len(files)
     # The same marks as here: a sample of the cases, or all.
     marked = pytestconfig.getoption("markexpr")
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marked, str(path)]
+    command = [sys.executable, "-m", "pytest", "-q", "-rpfE", "-n", "0", "-p", "no:cacheprovider", "-m", marked, *map(str, paths)]
     done = subprocess.run(command, cwd=TESTS.parent, env={**os.environ, simulator: "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed
-    assert int(passed[1]) > 0
+    passed = set(re.findall(r"^PASSED \S*?([^/\s]+\.py)::", done.stdout, re.M))
+    assert passed == set(files)

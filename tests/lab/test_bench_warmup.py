@@ -127,8 +127,8 @@ def test_the_study_runs_on_the_numpy_path(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(fresh, "study", lambda *asked: fresh.summary([process(9), process(7)]))
     monkeypatch.setattr(warmup, "ITERATIONS", (1, 2, 4))
     chart = tmp_path / "w.png"
-    argv = ["bench", "warmup", "--mode", "cpu", "--op", "relu_fprop", "--shape", "2,3,4,4", "--sleep", "0", "--chart", str(chart)]
-    assert __main__.main(argv) == 0
+    argv = ["bench", "warmup", "--mode", "cpu", "--op", "relu_fprop", "--shape", "2,3,4,4", "--sleep", "0"]
+    assert __main__.main([*argv, "--chart", str(chart)]) == 0
     captured = capsys.readouterr()
     assert "after a rest" in captured.out
     assert "In a fresh process (medians of 1)" in captured.out

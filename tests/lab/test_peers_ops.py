@@ -7,21 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is no dependency: its forms are checked where it is installed")
 
+from test_bench_op import SHAPES  # noqa: E402
+
 from nbcnn.check import gradcheck  # noqa: E402
 from nbcnn.gpu.device import Host  # noqa: E402
 from nbcnn.lab.measure import opcases  # noqa: E402
 from nbcnn.lab.measure.op import full_bound  # noqa: E402
 from nbcnn.lab.peers import ops as peers_ops  # noqa: E402
 
-SHAPES = {
-    "conv": "6,5,4,6,4",
-    "images": "6,4,4,6",
-    "rows": "7,3",
-    "product": "7,6,5",
-    "series": "6,3,9,4",
-    "pointwise": "6,3,5,4",
-    "update": "101",
-}
+SHAPES = {**SHAPES, "conv": "6,5,4,6,4"}
 WITHOUT = {
     *("conv_pool_wgrad", "unpool", "flatten_fprop", "flatten_dgrad", "gather"),
     *("evonorm_s0_grads", "evonorm_b0_grads", "evonorm_b0_infer"),

@@ -7,6 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 from scripts import ROOT, exits, train
+from test_model import examples
 
 import nbcnn
 from nbcnn import Add, Concat, Conv2d, Flatten, Input, Linear, MaxPool2d, ReLU, Sigmoid
@@ -14,16 +15,6 @@ from nbcnn.cli import own_model
 from nbcnn.train import checkpoint
 
 OPTIONS = {"batch_size": 8, "verbose": 0}
-
-
-def examples(count=24, seed=1):
-    """Images 1×6×6 of three classes: each has its bright third."""
-    rng = np.random.default_rng(seed)
-    y = np.arange(count) % 3
-    x = rng.integers(0, 60, (count, 1, 6, 6)).astype(np.uint8)
-    for image, label in zip(x, y, strict=True):
-        image[0, 2 * label : 2 * label + 2] += 180
-    return x, y
 
 
 def residual(**options):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import nbcnn
-from nbcnn import BatchNorm2d, Conv2d, Flatten, Graph, Input, Layer, Linear, Noise, ReLU, SoftmaxCrossEntropy, Whiten, modes
+from nbcnn import BatchNorm2d, Conv2d, Flatten, Graph, Input, Layer, Linear, Noise, ReLU, SoftmaxCrossEntropy, Whiten
 from nbcnn.cli.train_data import harder
 from nbcnn.cli.train_loss import with_loss
 from nbcnn.dictionary import fit
@@ -17,7 +16,6 @@ from nbcnn.nn import description
 from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import wired
 from nbcnn.nn.models import encoder
-from nbcnn.ops.kernel.call import host
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.run.net import Net
 
@@ -28,14 +26,6 @@ BOUND = 12 * parity_bound(8 * 9 + 36 * 16, "fp32")
 
 def images(count=16, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (count, *IMAGE), dtype=np.uint8)
-
-
-@pytest.fixture
-def fusing_cpu(monkeypatch):
-    """The cpu row with the references of the fused ops, which the real one leaves out because NumPy gains nothing."""
-    row = modes.MODES["cpu", "fp32"]
-    parts = (("cpu", row.fallbacks[0][1] | {name: host(function) for name, function in modes.REFERENCES.items()}),)
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=parts))
 
 
 def normed(general=False):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from scripts import ROOT
+from scripts import on_a_played_gpu
 
 import nbcnn
 from nbcnn.datasets.arrays import Form, Forms
@@ -83,9 +79,7 @@ print("read where they lie")
 
 
 def test_examples_on_a_played_gpu_are_read_where_they_lie(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", PLAYED], env=environment, capture_output=True, text=True, timeout=300)
+    done = on_a_played_gpu(PLAYED, tmp_path)
     assert done.stdout == "read where they lie\n", done.stderr[-3000:]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from gradients import assert_same_gradients
 
-from nbcnn import modes
 from nbcnn.nn.activations import ReLU, Sigmoid, Swish
 from nbcnn.nn.fuse import (
     RULES,
@@ -29,19 +27,10 @@ from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual, parameters, sized
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
-from nbcnn.ops.kernel.call import host
 from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, named
 from nbcnn.run.net import Net
 
 ALL_OPS = {op for rule in RULES for op in rule.fused.ops}
-
-
-@pytest.fixture
-def fusing_cpu(monkeypatch):
-    """The cpu row with the references of the fused ops, which the real one leaves out because NumPy gains nothing."""
-    row = modes.MODES["cpu", "fp32"]
-    parts = (("cpu", row.fallbacks[0][1] | {name: host(function) for name, function in modes.REFERENCES.items()}),)
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=parts))
 
 
 def kinds(layers, available=ALL_OPS):
@@ -238,12 +227,7 @@ def test_fused_and_plain_graphs_have_the_same_gradients(fusing_cpu):
     rng = np.random.default_rng(1)
     x, labels = rng.standard_normal((2, 3, 8, 12)).astype(np.float32), np.array([1, 4], np.int32)
     plain, fused = (Net(two_readers(), (3, 8, 12), mode="cpu", fusing=fusing) for fusing in (False, True))
-    (loss, grads), (fused_loss, fused_grads) = plain.gradients(x, labels), fused.gradients(x, labels)
-    limit = 8 * 4 * 2.0**-23 * 12
-    assert fused_loss == pytest.approx(loss, rel=limit)
-    assert fused_grads.keys() == grads.keys()
-    for name, grad in grads.items():
-        assert np.linalg.norm(fused_grads[name] - grad) <= limit * np.linalg.norm(grad), name
+    assert_same_gradients(plain, fused, x, labels, limit=8 * 4 * 2.0**-23 * 12)
 
 
 def test_of_a_graph_only_what_nobody_else_reads_is_fused():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scripts import ROOT
+from scripts import on_a_played_gpu
 from test_net import depth_bound
 
 from nbcnn import MSE, BatchNorm2d, Conv2d, Dropout, EvoNormB0, Flatten, Linear, MaxPool2d, ReLU, Residual
@@ -233,7 +230,5 @@ print("in place")
 
 
 def test_a_function_on_a_played_gpu_reads_and_writes_the_callers_memory(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", PLAYED], env=environment, capture_output=True, text=True, timeout=300)
+    done = on_a_played_gpu(PLAYED, tmp_path)
     assert done.stdout == "in place\n", done.stderr[-3000:]

@@ -336,8 +336,10 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
         (chosen, resolve), seen = known[user.dwconv], set()
         for batch in user.batches if user.layers else ():
             for training in (True, False) if user.trained else (False,):
-                for fused in (tuple(chosen.ops), ()):
-                    steps, weights = recorded(user, batch, training, fused)
+                recordings = [recorded(user, batch, training, fused) for fused in (tuple(chosen.ops), ())]
+                if [_key(step) for step in recordings[0][0]] == [_key(step) for step in recordings[1][0]]:
+                    del recordings[1]  # nothing was fused
+                for steps, weights in recordings:
                     for item in lower(steps, row.layout, resolve, weights, row.store).steps:
                         key = _key(item.step)
                         if key not in seen:

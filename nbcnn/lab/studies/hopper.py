@@ -17,6 +17,7 @@ from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.op import Choice, NotTimed, Prepared, prepare, timed_in_turn
 from nbcnn.lab.measure.opcases import LAYERS, PARITY_IMAGES, conv_problem
 from nbcnn.lab.measure.resources import resources
+from nbcnn.lab.measure.roofline import aligned
 from nbcnn.lab.measure.steady import warm_up
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import relu_cases
@@ -135,9 +136,7 @@ HEAD = ("kernel", "idea", "ms", "TFLOP/s", "% of peak", "× before", "registers"
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The climb as text."""
-    lines = [HEAD, *map(_cells, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    text = ["  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))) for line in lines]
+    text = aligned([HEAD, *map(_cells, rows)], range(2))
     batch = rows[0]["batch"]
     text.append(f"{LAYER} at batch {batch:,}; % of peak: of the datasheet's for what multiplies; blocks/SM: blocks that a multiprocessor holds")
     return "\n".join(text)

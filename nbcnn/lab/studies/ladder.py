@@ -16,6 +16,7 @@ from typing import Any
 
 from nbcnn.gpu.device import Gpu, gpu_missing
 from nbcnn.lab.measure import results
+from nbcnn.lab.measure.roofline import aligned
 from nbcnn.modes import MODES
 from nbcnn.plan import names
 from nbcnn.run.peaks import Ceilings, peaks_of
@@ -110,9 +111,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rungs as text: step, rate, part of the peak, passes, speed-ups per image, memory; and which CPU it was."""
-    lines = [HEAD, *(cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
+    text = aligned([HEAD, *(cells(row) for row in rows)], ())
     text.append(
         "milliseconds; passes are the convolutions alone; % of peak: of the datasheet's, on the CPU of a large product by BLAS; GPU memory as planned"
     )

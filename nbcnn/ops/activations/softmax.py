@@ -57,10 +57,29 @@ def place_of(planes: bool) -> Any:
 
 
 @functools.cache
+def exponentials(kind: str, group: int) -> Any:
+    """Device function (maxima, sums, x, start, step, lane, elements) -> (max x, Σ exp(x − max)) of the elements of a row, of which `group` threads
+    each read every `group`th; x stored as `kind`; maxima, sums: shared arrays of an element a thread."""
+    load = scalar_io(kind)[0]
+    group_max, group_sum = group_reduction(group, larger), group_reduction(group, plus)
+
+    @jit(device=True)
+    def reduced(maxima, sums, x, start, step, lane, elements):
+        biggest, whole = LOWEST, 0.0
+        for f in range(lane, elements, group):
+            biggest = max(biggest, load(x, start + f * step))
+        biggest = group_max(maxima, biggest)
+        for f in range(lane, elements, group):
+            whole += math.exp(load(x, start + f * step) - biggest)
+        return biggest, group_sum(sums, whole)
+
+    return reduced
+
+
+@functools.cache
 def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -> Any:
     """The kernel with `group` threads a row, a power of two up to a block; x and y stored as `kind`. `logarithm`: of log_softmax.py."""
-    (load, store), place = scalar_io(kind), place_of(planes)
-    group_max, group_sum = group_reduction(group, larger), group_reduction(group, plus)
+    (load, store), place, reduced = scalar_io(kind), place_of(planes), exponentials(kind, group)
     ROWS = THREADS // group
 
     @jit()
@@ -78,13 +97,7 @@ def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -
         start, step = place(n, width, plane)
         # A group without a row has nothing to read, but meets the others at the barriers.
         elements = width if n < rows else 0
-        biggest, whole = LOWEST, 0.0
-        for f in range(lane, elements, group):
-            biggest = max(biggest, load(x, start + f * step))
-        biggest = group_max(maxima, biggest)
-        for f in range(lane, elements, group):
-            whole += math.exp(load(x, start + f * step) - biggest)
-        whole = group_sum(sums, whole)
+        biggest, whole = reduced(maxima, sums, x, start, step, lane, elements)
         for f in range(lane, elements, group):
             z = load(x, start + f * step) - biggest
             store(y, start + f * step, z - math.log(whole) if logarithm else math.exp(z) / whole)

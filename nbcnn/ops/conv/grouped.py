@@ -39,6 +39,7 @@ from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import quotient, within
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
+from nbcnn.ops.kernel.windows import position, split
 from nbcnn.plan.shapes import numel
 
 Pair = tuple[int, int]
@@ -115,19 +116,9 @@ def fprop_kernel(kind: str, nhwc: bool, with_bias: bool) -> Any:
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if within(i, count):
             if nhwc:
-                pixel = quotient(i, K)
-                k = i - pixel * K
-                row = quotient(pixel, Q)
-                q = pixel - row * Q
-                n = quotient(row, P)
-                p = row - n * P
+                n, p, q, k = position(i, P, Q, K)
             else:
-                row = quotient(i, Q)
-                q = i - row * Q
-                plane = quotient(row, P)
-                p = row - plane * P
-                n = quotient(plane, K)
-                k = plane - n * K
+                n, k, p, q = position(i, K, P, Q)
             first = quotient(k, KG) * CG
             total = b[k] if with_bias else 0.0
             for r in range(R):
@@ -159,19 +150,9 @@ def dgrad_kernel(kind: str, nhwc: bool) -> Any:
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if within(i, count):
             if nhwc:
-                pixel = quotient(i, C)
-                c = i - pixel * C
-                row = quotient(pixel, W)
-                v = pixel - row * W
-                n = quotient(row, H)
-                h = row - n * H
+                n, h, v, c = position(i, H, W, C)
             else:
-                row = quotient(i, W)
-                v = i - row * W
-                plane = quotient(row, H)
-                h = row - plane * H
-                n = quotient(plane, C)
-                c = plane - n * C
+                n, c, h, v = position(i, C, H, W)
             group = quotient(c, CG)
             first, own = group * KG, c - group * CG
             total = 0.0
@@ -217,10 +198,8 @@ def wgrad_kernel(kind: str, nhwc: bool) -> Any:
         if k < K:
             channel = quotient(k, KG) * CG + c
             for m in range(first + line, last, LINES):
-                row = quotient(m, Q)
-                q = m - row * Q
-                n = quotient(row, P)
-                p = row - n * P
+                rest, q = split(m, Q)
+                n, p = split(rest, P)
                 h, v = p * down + r * deep - top, q * right + s * wide - left
                 gradient = load(dy, m * K + k if nhwc else ((n * K + k) * P + p) * Q + q)
                 if bias:
@@ -261,8 +240,7 @@ def sum_kernel(with_bias: bool) -> Any:
             made = sums[0, lane]
             for other in range(1, LINES):
                 made += sums[other, lane]
-            tap = quotient(i, K)
-            k = i - tap * K
+            tap, k = split(i, K)
             if with_bias and tap == weights:
                 db[k] = made
             else:

@@ -23,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types
+from nbcnn.gpu.language import cuda, jit, types
+from nbcnn.ops.activations.softmax import exponentials, place_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import quotient
-from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8, group_reduction, larger, partial_bytes, plus
+from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8, partial_bytes
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs, size
 from nbcnn.plan.shapes import numel
@@ -72,9 +73,8 @@ def softmax_xent_dgrad(p: np.ndarray, labels: np.ndarray, dlogits: np.ndarray) -
 @functools.cache
 def fprop_kernel(kind: str, group: int, planes: bool = False) -> Any:
     """The forward kernel with `group` threads a row, a power of two up to 256; logits and p stored as `kind`, in `planes` of a class each or not."""
-    load, store = scalar_io(kind)
+    (load, store), place, reduced = scalar_io(kind), place_of(planes), exponentials(kind, group)
     rows_per_block = THREADS // group
-    group_max, group_sum = group_reduction(group, larger), group_reduction(group, plus)
 
     @jit()
     def softmax_xent_fprop_kernel(logits, labels, p, rows, classes, plane, scale, total):
@@ -89,22 +89,10 @@ def fprop_kernel(kind: str, group: int, planes: bool = False) -> Any:
         tid = cuda.threadIdx.x
         lane = tid & group - 1
         n = cuda.blockIdx.x * rows_per_block + (tid - lane) // group
-        start, step = n * classes, 1
-        if planes:
-            image = quotient(n, plane)
-            start, step = image * (classes - 1) * plane + n, plane
+        start, step = place(n, classes, plane)
         # A group without a row has nothing to read, but meets the others at the barriers.
         width = classes if n < rows else 0
-
-        biggest = f4(-math.inf)
-        for f in range(lane, width, group):
-            biggest = max(biggest, load(logits, start + f * step))
-        biggest = group_max(maxima, biggest)
-
-        whole = 0.0
-        for f in range(lane, width, group):
-            whole += math.exp(load(logits, start + f * step) - biggest)
-        whole = group_sum(sums, whole)
+        biggest, whole = reduced(maxima, sums, logits, start, step, lane, width)
 
         for f in range(lane, width, group):
             store(p, start + f * step, math.exp(load(logits, start + f * step) - biggest) / whole)
@@ -124,24 +112,36 @@ def fprop_kernel(kind: str, group: int, planes: bool = False) -> Any:
 
 
 @functools.cache
+def class_of(planes: bool) -> Any:
+    """Device function (i, classes, plane) -> (row, class) of element i; `planes`: elements of a row lie `plane` apart."""
+
+    @jit(device=True)
+    def apart(i, classes, plane):
+        above = quotient(i, plane)
+        image = quotient(above, classes)
+        return image * plane + (i - above * plane), above - image * classes
+
+    @jit(device=True)
+    def side_by_side(i, classes, plane):
+        row = quotient(i, classes)
+        return row, i - row * classes
+
+    return apart if planes else side_by_side
+
+
+@functools.cache
 def dgrad_kernel(kind: str, planes: bool = False) -> Any:
     """dlogits = scale · (p - onehot(labels)), scale = 1 / N; with `planes` of one class each, `plane` is H·W.
 
     grid ceil(N·F / 256), block 256, a thread owns an element; moves 8·N·F bytes.
     """
-    load, store = scalar_io(kind)
+    (load, store), place = scalar_io(kind), class_of(planes)
 
     @jit()
     def softmax_xent_dgrad_kernel(p, labels, dlogits, rows, classes, plane, scale):
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < rows * classes:
-            if planes:
-                above = quotient(i, plane)
-                image = quotient(above, classes)
-                row, label = image * plane + (i - above * plane), above - image * classes
-            else:
-                row = i // classes
-                label = i - row * classes
+            row, label = place(i, classes, plane)
             value = load(p, i)
             if label == labels[row]:
                 value -= 1.0

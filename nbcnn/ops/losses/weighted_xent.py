@@ -30,14 +30,14 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types
+from nbcnn.gpu.language import cuda, jit, types
+from nbcnn.ops.activations.softmax import exponentials, place_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.loops import quotient
-from nbcnn.ops.kernel.reduce import MAX_BLOCKS, THREADS, block_sum, f8, group_reduction, larger, plus, sum_of
+from nbcnn.ops.kernel.reduce import MAX_BLOCKS, THREADS, block_sum, f8, group_reduction, plus, sum_of
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs, size
-from nbcnn.ops.losses.softmax_xent import NAN, extents_of, grid_of, group_of, in_rows, like
+from nbcnn.ops.losses.softmax_xent import NAN, class_of, extents_of, grid_of, group_of, in_rows, like
 from nbcnn.plan.shapes import numel
 
 NOTHING = -(2**31)
@@ -146,9 +146,8 @@ def xent_total_sum_kernel(partials, count, total):
 @functools.cache
 def fprop_kernel(kind: str, group: int, planes: bool) -> Any:
     """The forward kernel with `group` threads a row, a power of two up to 256; logits and p stored as `kind`, in `planes` of a class each or not."""
-    load, store = scalar_io(kind)
-    rows_per_block = THREADS // group
-    group_max, group_sum = group_reduction(group, larger), group_reduction(group, plus)
+    (load, store), place, reduced = scalar_io(kind), place_of(planes), exponentials(kind, group)
+    rows_per_block, group_sum = THREADS // group, group_reduction(group, plus)
 
     @jit()
     def weighted_xent_fprop_kernel(logits, labels, weights, p, rows, classes, plane, own, spread, ignore, partials):
@@ -166,22 +165,10 @@ def fprop_kernel(kind: str, group: int, planes: bool) -> Any:
         tid = cuda.threadIdx.x
         lane = tid & group - 1
         n = cuda.blockIdx.x * rows_per_block + (tid - lane) // group
-        start, step = n * classes, 1
-        if planes:
-            image = quotient(n, plane)
-            start, step = image * (classes - 1) * plane + n, plane
+        start, step = place(n, classes, plane)
         # A group without a row has nothing to read, but meets the others at the barriers.
         width = classes if n < rows else 0
-
-        biggest = f4(-math.inf)
-        for f in range(lane, width, group):
-            biggest = max(biggest, load(logits, start + f * step))
-        biggest = group_max(maxima, biggest)
-
-        whole = 0.0
-        for f in range(lane, width, group):
-            whole += math.exp(load(logits, start + f * step) - biggest)
-        whole = group_sum(sums, whole)
+        biggest, whole = reduced(maxima, sums, logits, start, step, lane, width)
 
         # A group without a row has no sum to take the logarithm of.
         level, part = (math.log(whole) if n < rows else 0.0), 0.0
@@ -224,7 +211,7 @@ def weighted_xent_mean_kernel(partials, blocks_of, total, share, loss, count):
 @functools.cache
 def dgrad_kernel(kind: str, planes: bool) -> Any:
     """The kernel of the gradient; p and dlogits stored as `kind`, in `planes` of a class each or not."""
-    load, store = scalar_io(kind)
+    (load, store), place = scalar_io(kind), class_of(planes)
 
     @jit()
     def weighted_xent_dgrad_kernel(p, labels, weights, total, dlogits, rows, classes, plane, own, spread, ignore, share):
@@ -237,13 +224,7 @@ def dgrad_kernel(kind: str, planes: bool) -> Any:
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < rows * classes:
-            if planes:
-                above = quotient(i, plane)
-                image = quotient(above, classes)
-                row, f = image * plane + (i - above * plane), above - image * classes
-            else:
-                row = i // classes
-                f = i - row * classes
+            row, f = place(i, classes, plane)
             label, value, counted = labels[row], 0.0, share * total[0]
             if label != ignore and counted > 0.0:
                 mine = own * weights[label] if 0 <= label < classes else 0.0

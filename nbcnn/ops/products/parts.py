@@ -15,12 +15,10 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.square_tile import PITCH, SHARED, SIDE, STEP, THREADS, add_products_twice
 from nbcnn.ops.ptx.vector import load4_if
 
 f8: Any = types.float64
-SIDE, STEP, THREADS = 64, 32, 256
-_PITCH = SIDE + 1
-_SHARED = STEP * _PITCH
 
 
 def product_of_parts(a: np.ndarray, b: np.ndarray, c: np.ndarray, *, subtract: bool = False) -> None:
@@ -37,10 +35,10 @@ def _stash(shared, array, base, row0, rows, pitch, k0, K):
         row, k = at >> 3, (at & 7) * 4
         wanted = (row0 + row < rows) & (k0 + k < K)
         a, b, c, d = load4_if(array, base + i8(row0 + row) * pitch + k0 + k, wanted)
-        shared[k * _PITCH + row] = a
-        shared[(k + 1) * _PITCH + row] = b
-        shared[(k + 2) * _PITCH + row] = c
-        shared[(k + 3) * _PITCH + row] = d
+        shared[k * PITCH + row] = a
+        shared[(k + 1) * PITCH + row] = b
+        shared[(k + 2) * PITCH + row] = c
+        shared[(k + 3) * PITCH + row] = d
 
 
 @jit(launch_bounds=(THREADS, 2))
@@ -54,8 +52,8 @@ def product_of_parts_kernel(a, b, c, M, N, K, pitch_a, pitch_b, pitch_c, from_a,
     needs   K, pitches and the first elements of a and b multiples of 4.
     source  the definition; sums in two levels as in Higham, "Accuracy and Stability of Numerical Algorithms", section 4.
     """
-    shared_a = cuda.shared.array(_SHARED, f4)
-    shared_b = cuda.shared.array(_SHARED, f4)
+    shared_a = cuda.shared.array(SHARED, f4)
+    shared_b = cuda.shared.array(SHARED, f4)
     acc = cuda.local.array(16, f4)
     total = cuda.local.array(16, f8)
     tid = cuda.threadIdx.x
@@ -67,15 +65,7 @@ def product_of_parts_kernel(a, b, c, M, N, K, pitch_a, pitch_b, pitch_c, from_a,
         _stash(shared_a, a, from_a, m0, M, pitch_a, k0, K)
         _stash(shared_b, b, from_b, n0, N, pitch_b, k0, K)
         cuda.syncthreads()
-        for j in range(16):
-            acc[j] = 0.0
-        for k in range(STEP):
-            for i in range(4):
-                left = shared_a[k * _PITCH + row + 16 * i]
-                for j in range(4):
-                    acc[4 * i + j] += left * shared_b[k * _PITCH + column + 16 * j]
-        for j in range(16):
-            total[j] += f8(acc[j])
+        add_products_twice(total, acc, shared_a, shared_b, row, column)
         cuda.syncthreads()
     for i in range(4):
         for j in range(4):

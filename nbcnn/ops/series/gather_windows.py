@@ -20,9 +20,9 @@ import numpy as np
 from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, normal
-from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
+from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.update.advance import POSITION, example_state
 from nbcnn.plan.shapes import numel
 
@@ -55,10 +55,8 @@ def gather_windows_kernel(kind: str) -> Any:
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
-            series = quotient(i, L)
-            at = i - series * L
-            n = quotient(series, F)
-            f = series - n * F
+            series, at = split(i, L)
+            n, f = split(series, F)
             start = i8(starts[order[state[POSITION] + i8(n)]])
             store(x, i, rows[(start + i8(at)) * i8(F) + i8(f)])
             if f == 0 and at == 0:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 
 from nbcnn.gpu.language import cuda, jit
-from nbcnn.ops.conv.simt.loaders import columns_of_a_tile, stash_columns
+from nbcnn.ops.conv.simt.loaders import columns_of_a_tile, stash_columns, stash_rows
 from nbcnn.ops.conv.simt.register_tile import Loader
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.kernel.loops import quotient
-from nbcnn.ops.ptx.vector import load4_if, shared_store1
+from nbcnn.ops.ptx.vector import load4_if
 
 
 @functools.cache
@@ -83,12 +83,4 @@ def series_rows(tile: Tile, side: int) -> Loader:
             state[0] = 0
             state[1] = state[1] + (channels - 1) * L
 
-    @jit(device=True)
-    def stash(stage, shared, begin):
-        tid = cuda.threadIdx.x
-        corner = begin + tid % K_THREADS * (4 * PITCH) + tid // K_THREADS
-        for j in range(LOADS):
-            for q in range(4):
-                shared_store1(shared, corner + (j * 4 * K_THREADS + q) * PITCH, stage[4 * j + q])
-
-    return Loader(start, fetch, stash, PITCH, 3, 4 * LOADS)
+    return Loader(start, fetch, stash_rows(K_THREADS, LOADS, PITCH), PITCH, 3, 4 * LOADS)

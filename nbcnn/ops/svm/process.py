@@ -25,22 +25,18 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.loops import ceil_div, quotient
+from nbcnn.ops.kernel.square_tile import PITCH, SHARED, SIDE, STEP, THREADS, add_products, add_products_twice
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 
 f8: Any = types.float64
-THREADS = 256
 BLUR_VALUES = 1024
 """Values of a block of `blur`, where a map has no more."""
 MOST_POSITIONS = 12_288
 """Positions of a map that fit into the 48 KiB of shared memory of a block."""
-SIDE, STEP = 64, 32
-"""Side of a tile of products, and the terms of its sums that are in shared memory at once."""
 BLOCKS = 512
 """Blocks that `channel_products` aims at: about four for each multiprocessor of an H200."""
 SMALLEST = 1e-12
 """The length that stands for 0."""
-_PITCH = SIDE + 1
-_SHARED = STEP * _PITCH
 _LOADS = SIDE * STEP // THREADS
 
 
@@ -155,7 +151,7 @@ def channel_products_kernel_for(positions: int) -> Any:
             if (channel < channels) & (k < last):
                 sample = quotient(k, POSITIONS)
                 value = packed[(i8(sample) * channels + channel) * POSITIONS + (k - sample * POSITIONS)]
-            shared[(at & 31) * _PITCH + (at >> 5)] = value
+            shared[(at & 31) * PITCH + (at >> 5)] = value
 
     @jit(launch_bounds=(THREADS, 2))
     def channel_products_kernel(packed, sums, channels, terms, share):
@@ -165,11 +161,11 @@ def channel_products_kernel_for(positions: int) -> Any:
         grid    (⌈C/64⌉, ⌈C/64⌉, parts), of which blocks below the diagonal do nothing; block 256.
         owns    a block 64×64 sums of a part, a thread every 16th row and column: 4×4.
         shared  2·32·65·4 bytes; moves 4·128 bytes a term and block.
-        source  the definition; 32 products are added in float32 and these sums in float64, as in `products/parts.py`.
+        source  the definition; 32 products are added in float32 and these sums in float64, as in `products/parts.py` (`kernel/square_tile.py`).
         """
         m0, n0 = cuda.blockIdx.y * SIDE, cuda.blockIdx.x * SIDE
-        shared_m = cuda.shared.array(_SHARED, f4)
-        shared_n = cuda.shared.array(_SHARED, f4)
+        shared_m = cuda.shared.array(SHARED, f4)
+        shared_n = cuda.shared.array(SHARED, f4)
         acc = cuda.local.array(16, f4)
         total = cuda.local.array(16, f8)
         if n0 >= m0:
@@ -182,15 +178,7 @@ def channel_products_kernel_for(positions: int) -> Any:
                 stash(shared_m, packed, m0, channels, k0, last)
                 stash(shared_n, packed, n0, channels, k0, last)
                 cuda.syncthreads()
-                for j in range(16):
-                    acc[j] = 0.0
-                for k in range(STEP):
-                    for i in range(4):
-                        left = shared_m[k * _PITCH + row + 16 * i]
-                        for j in range(4):
-                            acc[4 * i + j] += left * shared_n[k * _PITCH + column + 16 * j]
-                for j in range(16):
-                    total[j] += f8(acc[j])
+                add_products_twice(total, acc, shared_m, shared_n, row, column)
                 cuda.syncthreads()
             for i in range(4):
                 for j in range(4):
@@ -216,8 +204,8 @@ def whiten_kernel_for(positions: int) -> Any:
         shared  2·32·65·4 bytes; moves per block 4·C·128 + 4·64·64 bytes.
         source  the definition.
         """
-        shared_x = cuda.shared.array(_SHARED, f4)
-        shared_z = cuda.shared.array(_SHARED, f4)
+        shared_x = cuda.shared.array(SHARED, f4)
+        shared_z = cuda.shared.array(SHARED, f4)
         acc = cuda.local.array(16, f4)
         tid = cuda.threadIdx.x
         column, row = tid & 15, tid >> 4
@@ -235,14 +223,10 @@ def whiten_kernel_for(positions: int) -> Any:
                         x = packed[(i8(sample) * channels + k) * POSITIONS + (q0 + side - sample * POSITIONS)]
                     if n0 + side < channels:
                         z = Z[k * channels + n0 + side]
-                shared_x[(at >> 6) * _PITCH + side] = x
-                shared_z[(at >> 6) * _PITCH + side] = z
+                shared_x[(at >> 6) * PITCH + side] = x
+                shared_z[(at >> 6) * PITCH + side] = z
             cuda.syncthreads()
-            for k in range(STEP):
-                for i in range(4):
-                    left = shared_z[k * _PITCH + row + 16 * i]
-                    for j in range(4):
-                        acc[4 * i + j] += left * shared_x[k * _PITCH + column + 16 * j]
+            add_products(acc, shared_z, shared_x, row, column)
             cuda.syncthreads()
         for j in range(4):
             q = q0 + column + 16 * j

@@ -152,6 +152,16 @@ def _marks(positive, a, C):
     return (1 if _may_rise(positive, a, C) else 0) + (16 if _may_fall(positive, a, C) else 0)
 
 
+@jit(device=True)
+def places_of(segments, pair):
+    """(first_a, count_a, shift_b, count_b, half, places) of a pair: place k is row k + first_a of the matrix in class a, which has the places before
+    `half`, and k + shift_b in class b."""
+    first_a, count_a = segments[pair * SEGMENTS], segments[pair * SEGMENTS + 1]
+    first_b, count_b = segments[pair * SEGMENTS + 2], segments[pair * SEGMENTS + 3]
+    half = (count_a + 3) // 4 * 4
+    return first_a, count_a, first_b - half, count_b, half, half + (count_b + 3) // 4 * 4
+
+
 @functools.cache
 def smo_kernel_for(threads: int, quads: int) -> Any:
     THREADS, QUADS, ELEMENTS, BLOCK_WARPS = threads, quads, 4 * quads, threads // WARP
@@ -258,13 +268,8 @@ def smo_kernel_for(threads: int, quads: int) -> Any:
 
         tid = cuda.threadIdx.x
         lane, warp, pair = tid & 31, tid >> 5, cuda.blockIdx.x
-        first_a, count_a = segments[pair * SEGMENTS], segments[pair * SEGMENTS + 1]
-        first_b, count_b = segments[pair * SEGMENTS + 2], segments[pair * SEGMENTS + 3]
+        first_a, count_a, shift_b, count_b, half, places = places_of(segments, pair)
         pitch, matrix, first = segments[pair * SEGMENTS + 4], offsets[pair], i8(pair) * stride
-        half = (count_a + 3) // 4 * 4
-        places = half + (count_b + 3) // 4 * 4
-        # Place k is row k + first_a of the matrix in class a, and k + shift_b in class b.
-        shift_b = first_b - half
         ends[0], ends[1] = count_a, half + count_b
         begin(f, lost, marks, alpha, high, rest, first, half, ends, C)
 
@@ -337,12 +342,8 @@ def smo_refresh_kernel(K, offsets, segments, alpha, high, rest, stride, count):
     shared none; moves a pair's kernel values once, 4·m² bytes, and α once a warp, out of L2. source: the definition.
     """
     lane, warp, pair = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, cuda.blockIdx.y
-    first_a, count_a = segments[pair * SEGMENTS], segments[pair * SEGMENTS + 1]
-    first_b, count_b = segments[pair * SEGMENTS + 2], segments[pair * SEGMENTS + 3]
+    first_a, count_a, shift_b, count_b, half, places = places_of(segments, pair)
     pitch, matrix, first = segments[pair * SEGMENTS + 4], offsets[pair], i8(pair) * stride
-    half = (count_a + 3) // 4 * 4
-    places = half + (count_b + 3) // 4 * 4
-    shift_b = first_b - half
     top = (cuda.blockIdx.x * WARPS + warp) * ROWS
     sums = cuda.local.array(ROWS, f8)
     for r in range(ROWS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from compiled import full
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound, Unsupported
@@ -87,9 +86,9 @@ def test_a_wide_pair_of_sides_is_refused(op):
     assert refused(case)
 
 
-@pytest.mark.sampled
+@pytest.mark.full  # .ci/run compiles these kernels in test_conv_thin.py, without what is fused
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_pool_wgrad", "upconv_wgrad", *full("upconv_mse_fprop", "upconv_dgrad_relu")])
+@pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_pool_wgrad", "upconv_wgrad", "upconv_mse_fprop", "upconv_dgrad_relu"])
 def test_kernels_of_a_large_batch_compile_without_spills(op):
     case = next(case for case in REAL if case.op == op)
     # The tile of a large batch, on the operands of a small one.

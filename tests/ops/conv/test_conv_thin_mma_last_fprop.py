@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from test_conv_thin_mma import PRECISIONS, bare
+from test_conv_thin_mma import PRECISIONS, assert_repeats, bare, beyond_bounds, bound_without_data
 
-from nbcnn.check.gradcheck import bound, parity
-from nbcnn.check.one_op import run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
-from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.thin_mma.last import ops
 from nbcnn.ops.conv.thin_mma.last_fprop import PIXELS, FpropTile, fprop_tile, halo, ring_pixels
 from nbcnn.ops.conv.thin_mma.last_shape import last_layer, pack_columns_by_channels, word_elements
-from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape, numel
-from nbcnn.plan.storage import numpy_dtype
 
 REAL_UP, REAL = ConvShape(4, 256, 16, 16, 3, 3, 3, 1, 1), ConvShape(4, 256, 32, 32, 3, 3, 3, 1, 1)
 # One pixel, odd images, blocks that cut images, that hold several, that walk several chunks, windows of 1, 3 and 5.
@@ -41,23 +35,14 @@ WALKS = (
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_parity_of_tiles_that_walk(gpu, precision):
-    row, made = Row("thin", precision, "gpu", "NHWC", ()), ops(precision)
-    wrong = []
-    for maker, shape, tile in WALKS:
-        for case in (case for case in maker(shape) if case.op in made and "fprop" in case.op):
-            error = parity(row, made[case.op], case, gpu, tile)
-            if not error <= bound(case, precision):
-                wrong.append(f"{case.op} {case.label} {tile}: {error:.2e} > {bound(case, precision):.2e}")
-    assert wrong == []
+    cases = [(case, tile) for maker, shape, tile in WALKS for case in maker(shape) if "fprop" in case.op]
+    assert beyond_bounds(cases, ops(precision), precision, gpu) == []
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_loss_and_gradient_repeat_bit_for_bit(gpu, precision):
     case = next(case for case in up_cases(REAL_UP) if case.op == "upconv_mse_fprop")
-    options = {"device": gpu, "attrs": case.attrs, "layout": "NHWC", "store": STORE[precision]}
-    first, second = (run_op(ops(precision)[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_repeats(case, ops(precision), precision, gpu)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -93,12 +78,7 @@ def test_compile_two_blocks_fit_a_multiprocessor(precision, op, arch):
     up = op.startswith("upconv")
     impl, call = ops(precision)[op], bare(op, REAL_UP if up else REAL, precision, up=up)
     call = replace(call, tile=impl.tile(call, 132))
-    arrays = [
-        tuple(np.zeros(numel(s), numpy_dtype(d)) for s, d in zip(shapes, kinds, strict=True))
-        for shapes, kinds in ((call.in_shapes, call.in_dtypes), (call.out_shapes, call.out_dtypes))
-    ]
-    packed = np.zeros(1, numpy_dtype(impl.packed))
-    launch = impl.bind(replace(call, ins=arrays[0], outs=arrays[1], packed=packed, scratch=np.zeros(impl.scratch(call), np.uint8)))[0]
+    launch = bound_without_data(impl, call)[0]
     report = compile_launch(launch, arch)
     assert call.tile.resident == 2
     assert report.frame_bytes == 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from compiled import full
+from gradients import assert_same_gradients
 
 from nbcnn import modes
 from nbcnn.check import gradcheck
@@ -26,7 +27,7 @@ from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.conv_norm.wgmma import ImageTile
-from nbcnn.ops.kernel.call import Call, host
+from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.graph import named
@@ -170,14 +171,6 @@ def bare(n=2, c=3, size=28, k=64, groups=32, layout="NHWC", window=3):
     return Call("conv_evonorm_s0_fprop", (), (), ins, outs, {"stride": 1, "pad": window // 2, "groups": groups, "eps": 1e-5}, layout)
 
 
-@pytest.fixture
-def fusing_cpu(monkeypatch):
-    """The cpu row with the references of all fused ops."""
-    row = modes.MODES["cpu", "fp32"]
-    fused = {name: host(function) for name, function in modes.REFERENCES.items()}
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | fused),)))
-
-
 def test_the_classifier_fuses():
     made = [type(layer) for _, layer in fuse(named(mnist_cnn()), ROW.ops)]
     assert [made.count(kind) for kind in (ConvEvoNorm, LinearReLU, Conv2d)] == [2, 1, 0]
@@ -191,13 +184,8 @@ def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     x, labels = rng.standard_normal((3, 1, 8, 8)).astype(np.float32), np.array([1, 7, 2], np.int32)
     plain, fused = (Net(mnist_cnn(norm=norm), (1, 8, 8), mode="cpu", init="he", fusing=fusing) for fusing in (False, True))
     assert f"conv_evonorm_{norm}_fprop" in {step.op for step in fused.record_gradients(3).steps}
-    (loss, grads), (fused_loss, fused_grads) = plain.gradients(x, labels), fused.gradients(x, labels)
     # The same float32 operations, but for the order in which BLAS adds at most 288 terms, in 8 layers.
-    limit = 8 * 4 * 2.0**-23 * 17
-    assert fused_loss == pytest.approx(loss, rel=limit)
-    assert fused_grads.keys() == grads.keys()
-    for name, grad in grads.items():
-        assert np.linalg.norm(fused_grads[name] - grad) <= limit * np.linalg.norm(grad), name
+    assert_same_gradients(plain, fused, x, labels, limit=8 * 4 * 2.0**-23 * 17)
     images = rng.integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
     assert f"conv_evonorm_{norm}_infer" in {step.op for step in fused.record_predict(3).steps}
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)

@@ -25,6 +25,7 @@ from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.traffic import Traffic, once
+from nbcnn.ops.kernel.windows import position
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -76,12 +77,8 @@ def take_weights_kernel(whole, dw, count, K, CG, R, S, KG, C, RD, SD, down, righ
     """
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < count:
-        row = quotient(i, S)
-        s = i - row * S
-        plane = quotient(row, R)
-        r = row - plane * R
-        k = quotient(plane, CG)
-        c = quotient(k, KG) * CG + plane - k * CG
+        k, own, r, s = position(i, CG, R, S)
+        c = quotient(k, KG) * CG + own
         dw[i] = whole[((k * C + c) * RD + top + r * down) * SD + left + s * right]
 
 

@@ -26,6 +26,23 @@ _OUTSIDE = -(1 << 20)
 """An input row so far up that no tap brings it back into the image."""
 
 
+def stash_rows(across: int, loads: int, pitch: int, width: int = 4, pixels: int = 1, apart: int = 0) -> Any:
+    """The transposing copy of a thread's registers to shared memory: of each of `pixels` rows, `apart` apart, `loads` groups of `width` neighbours in
+    k, `across` threads apart."""
+
+    @jit(device=True)
+    def stash(stage, shared, begin):
+        tid = cuda.threadIdx.x
+        corner = begin + tid % across * (width * pitch) + tid // across
+        for i in range(pixels):
+            for j in range(loads):
+                for q in range(width):
+                    at = i * apart + (j * width * across + q) * pitch
+                    shared_store1(shared, corner + at, stage[(i * loads + j) * width + q])
+
+    return stash
+
+
 @functools.cache
 def gather_rows(tile: Tile, side: int, R: int, S: int, stride: int, dilate: int, vector: int, whole_taps: bool, windows: bool = False) -> Loader:
     """Rows of the im2col matrix: A[(n,p,q)][(r,s,c)] = x[n, (p·stride - pad_h + r) / dilate, (q·stride - pad_w + s) / dilate, c].
@@ -121,17 +138,7 @@ def gather_rows(tile: Tile, side: int, R: int, S: int, stride: int, dilate: int,
             r += 1
         state[0], state[1], state[2] = r, s, c
 
-    @jit(device=True)
-    def stash(stage, shared, begin):
-        tid = cuda.threadIdx.x
-        corner = begin + tid % K_THREADS * (WIDTH * PITCH) + tid // K_THREADS
-        for i in range(PIXELS):
-            for j in range(LOADS):
-                for q in range(WIDTH):
-                    at = i * ROWS + (j * WIDTH * K_THREADS + q) * PITCH
-                    shared_store1(shared, corner + at, stage[(i * LOADS + j) * WIDTH + q])
-
-    return Loader(start, fetch, stash, PITCH, STATE, PIXELS * LOADS * WIDTH)
+    return Loader(start, fetch, stash_rows(K_THREADS, LOADS, PITCH, WIDTH, PIXELS, ROWS), PITCH, STATE, PIXELS * LOADS * WIDTH)
 
 
 def columns_of_a_tile(tile: Tile, side: int, vector: int) -> tuple[int, int, int]:

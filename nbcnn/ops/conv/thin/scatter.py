@@ -177,9 +177,32 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
 
 
 @functools.cache
+def splits_added(outputs: int, split: int, pixels: int) -> Any:
+    """Device function (acc, t, z): acc of the threads with z = 0 += acc of the others of their pixel; thread t = pixel + z·pixels has `outputs` sums.
+
+    All threads of the block call it. It takes 4·pixels·split·outputs bytes of shared memory where split > 1, and does nothing where split is 1.
+    """
+    SUMS = pixels * split * outputs
+
+    @jit(device=True)
+    def add_splits(acc, t, z):
+        if split > 1:
+            sums = cuda.shared.array(SUMS, f4)
+            for o in range(outputs):
+                sums[t * outputs + o] = acc[o]
+            cuda.syncthreads()
+            if z == 0:
+                for other in range(1, split):
+                    for o in range(outputs):
+                        acc[o] += sums[(t + other * pixels) * outputs + o]
+
+    return add_splits
+
+
+@functools.cache
 def collect_kernel(R: int, S: int, K: int, split: int, pixels: int, has_bias: bool) -> Any:
     """The kernel that adds up what reaches each target pixel; `pixels` pixels a block, `split` threads a pixel."""
-    SUMS = pixels * split * K
+    add_splits = splits_added(K, split, pixels)
 
     @jit()
     def thin_collect_kernel(parts, bias, y, M, H, W, P, Q, top, left, plane):
@@ -203,15 +226,7 @@ def collect_kernel(R: int, S: int, K: int, split: int, pixels: int, has_bias: bo
                 at = i8((n * H + h) * W + w) + i8(plane) * (z * (R * S * K) + (r * S + s) * K)
                 for k in range(K):
                     acc[k] += load1_if(parts, at + i8(plane) * k, inside)
-        if split > 1:
-            sums = cuda.shared.array(SUMS, f4)
-            for k in range(K):
-                sums[t * K + k] = acc[k]
-            cuda.syncthreads()
-            if z == 0:
-                for other in range(1, split):
-                    for k in range(K):
-                        acc[k] += sums[(t + other * pixels) * K + k]
+        add_splits(acc, t, z)
         if (z == 0) & (m < M):
             for k in range(K):
                 y[i8(m) * K + k] = acc[k] + (bias[k] if has_bias else 0.0)

@@ -62,7 +62,7 @@ def collect_kernel(K: int, split: int, after: str) -> Any:
     """The collecting kernel for K channels, `split` threads a pixel of x. after: "", "relu" or "mse"."""
     PIXELS, OUTPUTS = THREADS // split, 4 * K
     collect = unrolled([make_part(K, down, across) for down in REACH for across in REACH])
-    SUMS, RELU, MSE = THREADS * OUTPUTS if split > 1 else 1, after == "relu", after == "mse"
+    add_splits, RELU, MSE = thin_scatter.splits_added(OUTPUTS, split, PIXELS), after == "relu", after == "mse"
 
     @jit(launch_bounds=(THREADS, 2))
     def thin_up_collect_kernel(parts, bias, target, y, total, M, H, W, plane, scale):
@@ -81,15 +81,7 @@ def collect_kernel(K: int, split: int, after: str) -> Any:
         for o in range(OUTPUTS):
             acc[o] = 0.0
         collect(acc, parts, m, i8(z) * (9 * K) * plane, (i if m < M else -2, j, H, W, plane))
-        if split > 1:
-            sums = cuda.shared.array(SUMS, f4)
-            for o in range(OUTPUTS):
-                sums[t * OUTPUTS + o] = acc[o]
-            cuda.syncthreads()
-            if z == 0:
-                for other in range(1, split):
-                    for o in range(OUTPUTS):
-                        acc[o] += sums[(t + other * PIXELS) * OUTPUTS + o]
+        add_splits(acc, t, z)
         squares = f8(0)
         if (z == 0) & (m < M):
             for r in range(2):

@@ -22,13 +22,13 @@ from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
-from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_map, load_tile_3d, store_tile_3d, wait_stores_read
+from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, load_tile_3d, store_tile_3d, wait_stores_read
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.ops.series.dwconv1d import naive, short
 from nbcnn.ops.series.dwconv1d.series import Correlation
 from nbcnn.ops.series.dwconv1d.short import Strips, convolve, fewest_rounds, take
 from nbcnn.ops.series.dwconv1d.sliding import odd_quads
-from nbcnn.ops.series.dwconv1d.staging import floats_before, init_two_barriers
+from nbcnn.ops.series.dwconv1d.staging import floats_before, open_maps
 
 WARPS = 8
 """Warps of a block."""
@@ -141,13 +141,7 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> 
         barrier = base + (start + BARRIERS + warp * 4) * 4
         source, out = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
         n = part * strip * WARPS + warp
-        if lane == 0:
-            init_two_barriers(barrier)
-        # A fence a block is enough, and many cost time.
-        if tid == 0:
-            fence_tensor_map(source)
-            fence_tensor_map(out)
-        cuda.syncthreads()
+        open_maps(lane, tid, barrier, source, out)
         if lane == 0:
             mbarrier_arrive_expect_tx(barrier, 4 * BOX)
             load_tile_3d(base + at * 4, source, 0, c, n, barrier)

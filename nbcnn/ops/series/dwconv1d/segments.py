@@ -24,12 +24,12 @@ from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
-from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_map, load_tile_3d, store_tile_3d, wait_stores_read
+from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, load_tile_3d, store_tile_3d, wait_stores_read
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
 from nbcnn.ops.series.dwconv1d import naive
 from nbcnn.ops.series.dwconv1d.series import Correlation
 from nbcnn.ops.series.dwconv1d.short import Strips, fewest_rounds
-from nbcnn.ops.series.dwconv1d.staging import fill_filter, floats_before, init_two_barriers, quads
+from nbcnn.ops.series.dwconv1d.staging import fill_filter, floats_before, open_maps, quads
 
 SEGMENT = 32
 """Elements of a lane: a row of 128 bytes."""
@@ -232,13 +232,7 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
         source, out = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
         unit = (part * WARPS + warp) * strip
         end = min(units, unit + strip)
-        if lane == 0:
-            init_two_barriers(barrier)
-        # A fence a block is enough, and many cost time.
-        if tid == 0:
-            fence_tensor_map(source)
-            fence_tensor_map(out)
-        cuda.syncthreads()
+        open_maps(lane, tid, barrier, source, out)
         if lane == 0 and unit < end:
             n = unit // across
             mbarrier_arrive_expect_tx(barrier, BYTES)

@@ -19,12 +19,12 @@ from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
-from nbcnn.ops.ptx.tma import fence_tensor_map, load_tile_3d
+from nbcnn.ops.ptx.tma import load_tile_3d
 from nbcnn.ops.ptx.vector import shared_load4
 from nbcnn.ops.series.dwconv1d import partials
 from nbcnn.ops.series.dwconv1d.segments import GROUP, MAP_BYTES, SEGMENT, UNIT, Reach, in_order, loads, map_of, shared_bytes, take, units
 from nbcnn.ops.series.dwconv1d.series import Correlation
-from nbcnn.ops.series.dwconv1d.staging import floats_before, init_two_barriers
+from nbcnn.ops.series.dwconv1d.staging import floats_before, open_maps
 
 WARPS, RESIDENT = 4, 3
 """Warps of a block, and blocks that share a multiprocessor."""
@@ -119,12 +119,7 @@ def kernel_for(taps: int, left: int) -> Any:
         dy_map, x_map = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
         unit = (part * WARPS + warp) * strip
         end = min(units, unit + strip)
-        if lane == 0:
-            init_two_barriers(barrier)
-        if tid == 0:
-            fence_tensor_map(dy_map)
-            fence_tensor_map(x_map)
-        cuda.syncthreads()
+        open_maps(lane, tid, barrier, dy_map, x_map)
         if lane == 0 and unit < end:
             n = unit // across
             row = (unit - n * across) * WARP

@@ -10,6 +10,7 @@ from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.kernel.loops import within
 from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
 from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
+from nbcnn.ops.ptx.tma import fence_tensor_map
 from nbcnn.ops.ptx.vector import shared_store4
 from nbcnn.ops.series.dwconv1d.series import Correlation
 
@@ -54,6 +55,20 @@ def init_two_barriers(barrier):
     mbarrier_init(barrier, 1)
     mbarrier_init(barrier + 8, 1)
     fence_mbarrier_init()
+
+
+@jit(device=True)
+def open_maps(lane, tid, barrier, first, second):
+    """Every warp's two barriers at its `barrier`, and both tensor maps, are ready for TMA behind this; all threads of the block call it.
+
+    A fence a block is enough, and many cost time.
+    """
+    if lane == 0:
+        init_two_barriers(barrier)
+    if tid == 0:
+        fence_tensor_map(first)
+        fence_tensor_map(second)
+    cuda.syncthreads()
 
 
 @functools.cache
