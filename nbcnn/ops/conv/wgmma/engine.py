@@ -48,6 +48,8 @@ def implementations(precision: str) -> dict[str, Impl]:
         if reason:
             return reason
         g = correlation(call)
+        if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
+            return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
         if not candidates(g, kind, kind_of(call)):
             return f"no tile is whole pairs of rows of {g.Q} pixels"
         return None

@@ -164,8 +164,8 @@ def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
     return Work(
         tiles=down * across,
         together=tile.blocks,
-        persistent=True,
         steps=g.taps * whole(g.C, kind.channels) // kind.channels,
+        ahead=min(tile.slots, 2 * w.taps),
         tensor=product_cycles(kind, tile.BM, tile.BN),
         shared=landed + product_bytes(kind, tile.BM, tile.BN),
         fetched=landed,

@@ -155,8 +155,8 @@ def work(g: Correlation, kind: Kind, tile: Tile, epilogue: str) -> Work:
     return Work(
         tiles=down * across,
         together=tile.blocks,
-        persistent=False,
         steps=g.taps * whole(g.C, kind.channels) // kind.channels,
+        ahead=tile.slots,
         tensor=product_cycles(kind, tile.BM, tile.BN),
         shared=landed + product_bytes(kind, tile.BM, tile.BN),
         fetched=landed,

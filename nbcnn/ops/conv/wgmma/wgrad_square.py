@@ -137,8 +137,8 @@ def work(g: Correlation, tile: SquareTile) -> Work:
     return Work(
         tiles=tile.row_tiles(g) * tile.column_tiles(g) * tile.parts(g),
         together=1,
-        persistent=False,
         steps=tile.steps(g),
+        ahead=tile.slots,
         tensor=tile.BM * tile.R * tile.S * CHANNELS * tile.BK / 2048,
         shared=tile.landed_bytes + tile.R * (tile.BM + tile.S * CHANNELS) * tile.BK * 2,
         fetched=tile.landed_bytes,

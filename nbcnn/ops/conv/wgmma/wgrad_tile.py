@@ -132,8 +132,8 @@ def work(g: Correlation, tile: PixelTile) -> Work:
     return Work(
         tiles=tile.row_tiles(g) * tile.column_tiles(g) * tile.parts(g),
         together=_SHARED_OF_MULTIPROCESSOR // (tile.shared_bytes + _RESERVED),
-        persistent=False,
         steps=tile.steps(g),
+        ahead=tile.slots,
         tensor=products * tile.BM * tile.BN * tile.BK / (2048 if tile.element == 2 else 1024),
         shared=(1 + transposed) * tile.landed_bytes + products * tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element,
         fetched=tile.landed_bytes,
