@@ -38,7 +38,7 @@ class Placement:
     slots: tuple[int, ...]
 
 
-def placement_of(index: np.ndarray, shape: Sequence[int]) -> Placement | None:
+def placement_of(index: np.ndarray, shape: tuple[int, ...]) -> Placement | None:
     """The placement that the index map of filters of `shape` (K, C, …) says; None if it says something else, or filters do not fit into a tile.
 
     Example: filters (2, 3, 1, 1) that are transposed.
@@ -93,7 +93,7 @@ def placement_of(index: np.ndarray, shape: Sequence[int]) -> Placement | None:
     return Placement(steps[0], steps[1], (*slots.tolist(), *empty))
 
 
-Bank = tuple[int, Sequence[int], Mapping[int, Placement]]
+Bank = tuple[int, tuple[int, ...], Mapping[int, Placement]]
 """Filters that are copied: where they begin in the flat parameters, their shape (K, C, …), and by their first elements the copies."""
 
 
@@ -116,7 +116,7 @@ def table(banks: Sequence[Bank]) -> np.ndarray:
     return np.array([*(number for row in rows for number in row), *copies], np.int32)
 
 
-def _tiles(shape: Sequence[int]) -> list[tuple[int, int, int, int]]:
+def _tiles(shape: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     """(first filter, first channel, filters, channels) of every tile."""
     K, C, T = shape[0], shape[1], numel(shape[2:])
     most = RUN // T
