@@ -268,6 +268,15 @@ def test_packed_weights_are_the_mapped_parameters_or_zero(bind, rng, count):
     np.testing.assert_array_equal(bound.results()[0], [params[i] if i >= 0 else 0 for i in index.tolist()])
 
 
+@pytest.mark.parametrize("case", [case for case in pack_weights.cases() if len(case.ins) > 2], ids=lambda case: case.label)
+def test_filter_banks_are_packed_by_tiles_as_the_table_says(bind, case):
+    bound, wanted = bind("pack_weights", list(case.ins), list(case.outs), attrs=case.attrs), np.empty(case.outs[0][0], np.float32)
+    bound.poison()
+    bound.run()
+    pack_weights.pack_weights(*case.ins, wanted, **case.attrs)  # which tests/plan/test_packing.py compares with the maps
+    np.testing.assert_array_equal(bound.results()[0], wanted)
+
+
 def test_advance_counts_steps_images_and_loss(bind):
     loss, state, sums = np.array(0.5), step_state(7), np.zeros(4)
     bound = bind("advance", [loss, state, sums], [1, 2], attrs={"count": 3})
