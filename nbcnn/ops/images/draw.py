@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i8, jit
+from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
@@ -55,7 +55,7 @@ def draw_windows_kernel(maps, places, shift, factor, rows, count, C, H, W, R, S,
             value = 0.0
             if c < C:
                 pixel = first + (line - c * R) * W + (at - line * S)
-                value = (f4(maps[(i8(image) * C + c) * (H * W) + pixel]) - shift[c]) * factor[c]
+                value = (maps[(i8(image) * C + c) * (H * W) + pixel] - shift[c]) * factor[c]
             rows[i8(i) * pitch + at] = value
 
 
