@@ -89,7 +89,8 @@ class _Writing:
             reads = [_pad(self.graph, Pad(layer.borders), reads)]
         made = self.graph.call_module(name, tuple(reads))
         if uneven and isinstance(layer, ConvTranspose2d):
-            made = _pad(self.graph, Pad(tuple(-side for side in layer.borders)), [made])
+            top, bottom, left, right = layer.borders
+            made = _pad(self.graph, Pad((-top, -bottom, -left, -right)), [made])
         return made
 
 
