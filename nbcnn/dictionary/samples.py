@@ -195,13 +195,15 @@ def drawn_on_gpu(
     for block, shape in blocks:
         if made is None:
             made = GpuSamples(device, count, shape[1] * window[0] * window[1])
-            scales = [made.uploaded(np.full(shape[1], values, np.float32)) for values in scale]
+            shift, factor = (made.uploaded(np.full(shape[1], values, np.float32)) for values in scale)
         seen += shape[0]
         due = count * seen // images
         if due > given:
             where = made.uploaded(places(shape, window, due - given, random).astype(np.int32))
             target = made.values[given * made.pitch : due * made.pitch]
-            launch_draw_windows(block, where, *scales, target, due - given, (shape[1], shape[2], shape[3]), window, made.pitch).run(device.stream)
+            launch_draw_windows(block, where, shift, factor, target, due - given, (shape[1], shape[2], shape[3]), window, made.pitch).run(
+                device.stream
+            )
             device.synchronize()  # before the block and the places go
         given = due
     assert made is not None

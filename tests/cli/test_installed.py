@@ -75,7 +75,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert not [name for name in names if "/tests/" in name or "__pycache__" in name or name.endswith((".pyc", ".safetensors", ".ipynb"))]
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "nbcnn").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert {name for name in names if name.startswith("nbcnn/")} == package
-    assert {"cu12", "cu13", "nccl", "dev", "docs"} == {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra: ")}
+    assert {"cu12", "cu13", "nccl", "onnx", "onnx-tests", "torch", "dev", "docs"} == {
+        line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra: ")
+    }
     assert wheel.stat().st_size < 2_000_000
 
 
@@ -91,7 +93,13 @@ def test_the_installed_wheel_trains_extracts_classifies_predicts_and_reports(whe
     before = files(site)
     try:
         where = "import nbcnn, pathlib; print(pathlib.Path(nbcnn.__file__).parent)"
-        told = subprocess.run([sys.executable, "-c", where], cwd=work, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True)
+        told = subprocess.run(
+            [sys.executable, "-c", where],
+            cwd=work,
+            env={**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+        )
         assert Path(told.stdout.strip()) == site / "nbcnn"
         run(site, work, "train", *QUICK, "--out", "run")
         run(site, work, "extract", "run", "--mode", "cpu", "--quiet")

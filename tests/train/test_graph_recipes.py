@@ -241,7 +241,7 @@ def test_features_of_a_graph_are_classified_beside_an_untrained_one(tiny, tmp_pa
     assert exits(train, [*words, "--out", tmp_path / "run"]) == 0
     assert exits(extract, [tmp_path / "run", "--out", tmp_path / "f", "--mode", "cpu", "--quiet"]) == 0
     capsys.readouterr()
-    assert exits(main, ["classify", tmp_path / "f", "--baselines", "--mode", "cpu", "--json"]) == 0
+    assert exits(main, ["classify", tmp_path / "f", "--baselines", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["classifiers"]
     assert {row["features"] for row in found.values()} == {16, 3072}
 
