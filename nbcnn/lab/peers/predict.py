@@ -46,6 +46,7 @@ class Predictor:
             with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
                 return module(x).to(dtype)
 
+        self._output: Any = None
         compiled = torch.compile(forward, dynamic=False) if form == "compile" else forward
 
         def run() -> None:

@@ -312,7 +312,7 @@ def step_of(m: Arithmetic, ways: dict[str, str], rate: float, triton: Any) -> Ca
 
 
 def fastest_ways(m: Arithmetic, batch: int) -> dict[str, str]:
-    """Of every pass the fastest of `WAYS` at this batch, each timed alone as a CUDA graph."""
+    """The fastest of the `WAYS` of every pass at this batch, each timed alone as a CUDA graph."""
 
     def random(*shape: int) -> Any:
         return torch.randn(shape, device="cuda").to(m.dtype)

@@ -109,8 +109,8 @@ def _ours(
     program = inference.program(net, batch)
     count = sensible_count(wall_ms(program.replay, device.synchronize), seconds)
     replay = time_calls(program.replay, device, count, seconds / 2)
-    row = {
-        **_latency(lambda: net.predict(part, batch), batch, seconds),
+    row: Row = {
+        **_latency(lambda: net.predict(part, batch), seconds),
         "replay_ms": replay.as_dict(),
         "enqueue_ms": _enqueued(program, device, count),
         "images_per_second": _rate(lambda: net.predict(images, batch), len(images), seconds),
@@ -140,12 +140,12 @@ def _its(net: Net, images: np.ndarray, batch: int, precision: str, form: str, se
         for start in range(0, len(images), batch):
             its(images[start : start + batch])
 
-    found = _latency(lambda: its(part), batch, seconds)
+    found = _latency(lambda: its(part), seconds)
     found |= {"replay_ms": its.replayed(seconds).as_dict(), "images_per_second": _rate(whole, len(images), seconds)}
     return found | {"peak_bytes": torch.cuda.max_memory_allocated() - before}
 
 
-def _latency(call: Any, batch: int, seconds: float) -> dict[str, Any]:
+def _latency(call: Any, seconds: float) -> dict[str, Any]:
     """Milliseconds by the host's clock of calls that return when their result is there, after some that warm up."""
     until, taken = time.perf_counter() + seconds, list[float]()
     while len(taken) < 5 or time.perf_counter() < until:

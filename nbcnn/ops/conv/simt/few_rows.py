@@ -46,7 +46,7 @@ class Tile:
 
 
 def tile_of(call: Call, multiprocessors: int) -> Tile:
-    """As many warps a row of w as have IN_FLIGHT quads a lane."""
+    """The tile of a call: a row of w has as many warps as have IN_FLIGHT quads a lane."""
     M, _, K = extents(call)
     parts = 1
     while parts < WARPS and WARP * IN_FLIGHT * parts < K // 4:
