@@ -203,6 +203,15 @@ def learned():
     return [*rows, {"what": "skipped", "encoder": "patches2", "why": "this version has no --model patches2"}]
 
 
+def predictions():
+    """Our predictions of a small network and PyTorch's, and a form that failed."""
+    named = {"what": "mlp", "precision": "bf16", "batch": 1}
+    times = {"latency_ms": timing(0.02), "replay_ms": timing(0.006), "images_per_second": 5e4, "peak_bytes": 2**20}
+    ours = named | times | {"form": "nbcnn tensorcore", "enqueue_ms": 0.004, "launches": 3, "evaluated_per_second": 6e4, "ratio": 1.0}
+    its = named | times | {"form": "PyTorch graph", "latency_ms": timing(0.03), "ratio": 1.5}
+    return [ours, its, named | {"form": "PyTorch compile", "why": "it failed"}]
+
+
 def every_kind():
     """Sections of every kind that a report shows, by name."""
     ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
@@ -230,6 +239,7 @@ def every_kind():
         "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
         "scaling-1-2": scaling(),
         "nets-bf16-resnet18": networks(),
+        "predict-bf16-mlp": predictions(),
         "warmup": [warmup()],
         "fusion-gemm": fusion_study("gemm"),
         "mnist-im2col-fp32": classifier(),

@@ -22,33 +22,37 @@ EXAMPLES = (
     "python -m nbcnn bench warmup --mode im2col --chart warmup.png",
     "python -m nbcnn bench selftest",
     "python -m nbcnn bench step --mode tensorcore --precision bf16 --batch 1024 --forms compile,compile-max",
+    "python -m nbcnn bench step --mode tensorcore --precision bf16 --batch 1024 --peer torch,torch-expert,jax",
     "python -m nbcnn bench convs --mode tensorcore --precision tf32 --batch 1024 --fused",
     "python -m nbcnn bench epoch --mode tensorcore --batch 1024",
     "python -m nbcnn bench scaling --ranks 1,2,4 --precision bf16,fp32",
     "python -m nbcnn bench nets --precision bf16,tf32 --model resnet18,examples/resnet.py:resnet --breakdown",
+    "python -m nbcnn bench predict --precision bf16 --model mlp,resnet18",
     "python -m nbcnn bench step --batch 1024 --compare nbcnn/lab/results/nvidia-h200.json",
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
+PEERS = ("torch", "torch-expert", "jax")
 RANKS = (1, 2)
 """Numbers of processes of `bench scaling`, where no flag says otherwise."""
-STUDIES = ("step", "nets", "convs", "epoch", "scaling", "warmup", "selftest")
+STUDIES = ("step", "nets", "predict", "convs", "epoch", "scaling", "warmup", "selftest")
 BELONGS = {
     **dict.fromkeys(("iters", "cache", "warmup"), ("an op", "step", "epoch")),
     "graph": ("an op", "step"),
-    **dict.fromkeys(("seconds",), ("an op", "step", "nets", "scaling")),
+    **dict.fromkeys(("seconds",), ("an op", "step", "nets", "predict", "scaling")),
     **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
     **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
     **dict.fromkeys(("fused", "layers"), ("convs",)),
-    **dict.fromkeys(("model", "image", "breakdown"), ("nets",)),
-    "batch": ("step", "nets", "convs", "epoch", "scaling"),
+    **dict.fromkeys(("model", "image"), ("nets", "predict")),
+    "breakdown": ("nets",),
+    "batch": ("step", "nets", "predict", "convs", "epoch", "scaling"),
     "ranks": ("scaling",),
-    "forms": ("step", "nets"),
+    "forms": ("step", "nets", "predict"),
 }
 """Flags that only some benchmarks take, with those that do."""
 WHAT = (
-    "an op, such as conv_fprop; the whole training step; that of several networks, or of your own (nets); every layer and pass (convs); a real"
-    " epoch of 50,000 images with shuffling and the last batch; training on several GPUs (scaling);"
+    "an op, such as conv_fprop; the whole training step; that of several networks, or of your own (nets); their predictions (predict);"
+    " every layer and pass (convs); a real epoch of 50,000 images with shuffling and the last batch; training on several GPUs (scaling);"
     " why a GPU measured cold looks slow (warmup); or what this benchmark says about things known beforehand (selftest)"
 )
 
@@ -70,7 +74,7 @@ counts.metavar = "N,…"  # type: ignore[attr-defined]
 
 
 def parser() -> Parser:
-    arguments = "OP|step|nets|convs|epoch|scaling|warmup|selftest"
+    arguments = "OP|step|nets|predict|convs|epoch|scaling|warmup|selftest"
     made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES, arguments)
     made.add_argument("what", metavar=arguments, help=WHAT)
     group = made.add_argument_group("kernels")
@@ -78,9 +82,16 @@ def parser() -> Parser:
     flag(group, "--precision", some_of(*PRECISIONS), "what multiplications round to, ours and the peer's", OWN_PRECISION)
     flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels", "auto")
     flag(group, "--fused", bool, "convs: the fused ops of the training plan, with what they are fused with", "off")
-    flag(group, "--batch", count(1), "step, nets, convs, epoch: images; scaling: images per GPU", "256, scaling 1024, nets their own", "images")
-    flag(group, "--model", str, "nets: networks by name, or file.py:function of your own, with commas between them", "all", metavar="NAME,…")
-    flag(group, "--image", bench_nets.image, "nets: channels, height and width for a network of your own", "3,32,32")
+    flag(
+        group,
+        "--batch",
+        count(1),
+        "step, nets, predict, convs, epoch: images; scaling: images per GPU",
+        "256, scaling 1024, nets their own, predict 1, 64 and 1024",
+        "images",
+    )
+    flag(group, "--model", str, "nets, predict: networks by name, or file.py:function of your own, with commas between them", "all", metavar="NAME,…")
+    flag(group, "--image", bench_nets.image, "nets, predict: channels, height and width for a network of your own", "3,32,32")
     flag(group, "--breakdown", bool, "nets: where the time of our step goes, by op and by step", "off")
     flag(group, "--ranks", counts, "scaling: numbers of processes, one per GPU", "1,2")
     flag(group, "--layers", some_of(*LAYERS), "convs: only these layers", ",".join(LAYERS))
@@ -101,8 +112,14 @@ def parser() -> Parser:
     flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
     flag(group, "--ncu", bool, "count DRAM bytes with NVIDIA's ncu as well, of an op or in warmup", "off")
     group = made.add_argument_group("peers")
-    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch beside it in the same run, and cuDNN", "none for an op, else torch")
-    flag(group, "--forms", some_of(*FORMS), "step, nets: PyTorch's forms; compile-max, max-autotune, takes minutes", "all but compile-max")
+    flag(
+        group,
+        "--peer",
+        some_of(*PEERS, "none"),
+        "torch: PyTorch beside it in the same run, and cuDNN; step also takes torch-expert and jax: what an expert writes for this network",
+        "none for an op, else torch",
+    )
+    flag(group, "--forms", some_of(*FORMS), "step, nets, predict: PyTorch's forms; compile-max, max-autotune, takes minutes", "all but compile-max")
     group = made.add_argument_group("output")
     flag(group, "--chart", str, "warmup: write the picture to this file", "none", metavar="FILE")
     results_flags(group)
@@ -130,25 +147,31 @@ def _measure(flags: SimpleNamespace) -> int:
         raise UsageError(f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *OPS))}; there are {', '.join((*STUDIES, *OPS))}")
     is_op = flags.what not in STUDIES
     _refuse_strangers(flags, "an op" if is_op else flags.what)
-    if flags.what in ("scaling", "nets"):
+    if flags.what in ("scaling", "nets", "predict"):
         flags.mode = _only(flags.mode, "--mode")
     elif not is_op:
         flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
+    flags.peers = _peers(flags)
+    flags.peer = flags.peers and ("torch" if flags.peers[0] != "none" else "none")
     if flags.what == "nets":
         bench_nets.check(flags)
+    elif flags.what == "predict":
+        bench_nets.check_predict(flags)
     on_host = set(flags.modes or ()) == {"cpu"}
     flags.fresh = bench_op.first_calls(flags) if flags.what == "warmup" else None
     device = "CPU" if on_host else Gpu().device_name
     before = regressions.baseline(flags, _section(flags), device)
     flags.peer = flags.peer or ("none" if is_op or on_host else "torch")
-    if flags.peer != "none" and flags.what in ("step", "nets", "convs", "scaling", *OPS) and not peers.available():
+    flags.peers = flags.peers or (flags.peer,)
+    if flags.peer != "none" and flags.what in ("step", "nets", "predict", "convs", "scaling", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
-        flags.peer = "none"
+        flags.peer, flags.peers = "none", ("none",)
     if flags.save:
         results.opened(device, flags.results)
     studies = {
         "step": _step,
         "nets": bench_nets.nets,
+        "predict": bench_nets.predict,
         "convs": _convs,
         "epoch": _epoch,
         "scaling": _scaling,
@@ -158,7 +181,7 @@ def _measure(flags: SimpleNamespace) -> int:
     measure = studies.get(flags.what, bench_op.op)
     rows, lines = measure(flags)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
-    if flags.save and flags.what != "nets":  # which saves each network as soon as it is measured
+    if flags.save and flags.what not in ("nets", "predict"):  # which saves each network as soon as it is measured
         results.save(_section(flags), rows, device, flags.results)
     slower = before is not None and before.regressed(rows, flags)
     return RUNTIME if slower or any(row.get("ok") is False for row in rows) else OK
@@ -173,6 +196,16 @@ def _refuse_strangers(flags: SimpleNamespace, what: str) -> None:
     if what in ("step", "epoch") and set(flags.cache or ()) - {"rotate"}:
         why = "reads other images every time, and its own results evict what it read: the only --cache that it has is rotate"
         raise UsageError(f"--cache {','.join(flags.cache)}: a training step {why}")
+
+
+def _peers(flags: SimpleNamespace) -> tuple[str, ...] | None:
+    """What --peer names, None without it. Raises UsageError for peers that this benchmark does not have, and for `none` beside others."""
+    given: tuple[str, ...] | None = flags.peer
+    if given is not None and "none" in given and len(given) > 1:
+        raise UsageError(f"--peer {','.join(given)}: none goes with no other peer")
+    if given is not None and flags.what != "step" and set(given) - {"torch", "none"}:
+        raise UsageError(f"--peer {','.join(given)}: torch-expert and jax are peers of step alone; this is {flags.what}")
+    return given
 
 
 def _only(given: tuple[str, ...] | None, name: str) -> str | None:
@@ -191,8 +224,8 @@ def _section(flags: SimpleNamespace) -> str:
         return str(flags.what)
     if flags.what == "scaling":
         return "-".join(["scaling", *map(str, flags.ranks or RANKS)])
-    if flags.what == "nets":
-        return bench_nets.section(bench_nets.names(flags)[0], (flags.precisions or bench_nets.PRECISIONS)[0], flags.batch)
+    if flags.what in ("nets", "predict"):
+        return bench_nets.section(bench_nets.names(flags)[0], (flags.precisions or bench_nets.PRECISIONS)[0], flags.batch, flags.what)
     if flags.what not in STUDIES:
         return "-".join(["op", flags.what, *(flags.modes or ("im2col",)), *(flags.precisions or ()), flags.shape or "default"])
     mode, precision = flags.mode or "im2col", flags.precision
@@ -218,7 +251,7 @@ def _epoch(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     from nbcnn.lab.measure import in_a_row, rung
-    from nbcnn.lab.peers import torch_step as peers
+    from nbcnn.lab.studies import step
 
     batch = flags.batch or 256
     warmup = None if flags.warmup == "auto" else flags.warmup
@@ -231,18 +264,8 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     own = {"precision": ours["precision"], "batch": batch, "peak_bytes": sum(ours["planned_bytes"].values())}
     several = [{**row, **own, "form": f"nbcnn {ours['mode']}, {row['form']}"} for row in ours.pop("in_a_row", ())]
     rows: list[dict[str, Any]] = [{"form": f"nbcnn {ours['mode']}", **ours, "peak_bytes": own["peak_bytes"]}, *several]
-    if flags.peer != "none":
-        forms = flags.forms or FORMS[:3]
-        rows += [{**row, "form": f"PyTorch {row['form']}"} for row in peers.training_step(batch, ours["precision"], forms)]
-    width = max(18, *(len(row["form"]) + 2 for row in rows))
-    lines = [f"{'':{width}}{'ms/step':>10}{'images/s':>12}{'MiB':>8}{'over first':>12}"]
-    for row in rows:
-        ratio = row["step_ms"]["median"] / ours["step_ms"]["median"]
-        row["ratio"] = ratio
-        speed = f"{row['step_ms']['median']:10.3f}{row['images_per_second']:12,.0f}"
-        note = "" if row.get("steady", True) else "  not steady"
-        lines.append(f"{row['form']:{width}}{speed}{row['peak_bytes'] / 2**20:8,.0f}{ratio:11.2f}×{note}")
-    return rows, lines
+    rows += step.beside(batch, ours["precision"], flags.peers, flags.forms or FORMS[:3], flags.seconds or 0.7)
+    return rows, step.lines(rows)
 
 
 def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
@@ -267,14 +290,21 @@ def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
+    from nbcnn.lab.peers import cudnn_plans
     from nbcnn.lab.studies import convs
 
     rows = []
-    lines = [f"{'layer':8}{'pass':8}{'runs as':>9}{'µs':>9}{'TFLOP/s':>9}{'GB/s':>8}{'cuDNN µs':>10}{'ours is':>9}"]
+    lines = [f"{'layer':8}{'pass':8}{'runs as':>9}{'µs':>9}{'TFLOP/s':>9}{'GB/s':>8}{'cuDNN µs':>10}{'ours is':>9}{'best plan µs':>14}{'ours is':>9}"]
+    if flags.peer != "none" and not cudnn_plans.available():
+        print(cudnn_plans.MISSING, file=sys.stderr)
     what = {"precision": flags.precision, "engine": flags.engine or "auto", "fused": bool(flags.fused)}
     for row in convs.passes(flags.mode or "im2col", flags.batch or 256, flags.layers or LAYERS, flags.peer != "none", **what):
         rows.append(row)
         peer = f"{row['cudnn_ms']['median'] * 1e3:10.1f}{row['ratio']:8.2f}×" if row["ratio"] else ""
         rates = f"{row['tflops']:9.1f}{row['gbytes_per_second']:8.0f}"
+        if "best_plan_ms" in row:
+            peer += f"{row['best_plan_ms']['median'] * 1e3:14.1f}{row['best_plan_ratio']:8.2f}×"
         lines.append(f"{row['layer']:8}{row['path']:8}{row['runs_as']:>9}{row['ms']['median'] * 1e3:9.1f}{rates}{peer}")
+        if "best_plan_why" in row:
+            print(row["best_plan_why"], file=sys.stderr)
     return rows, lines

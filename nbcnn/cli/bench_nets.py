@@ -32,20 +32,27 @@ image.metavar = "C,H,W"  # type: ignore[attr-defined]
 def names(flags: SimpleNamespace) -> tuple[str, ...]:
     """The networks that --model names, or all. Raises UsageError for one that there is not."""
     from nbcnn.cli.own_model import is_own
-    from nbcnn.lab.measure.nets import NETWORKS
 
-    wanted = tuple(flags.model.split(",")) if flags.model else tuple(NETWORKS)
+    known = _known(flags)
+    wanted = tuple(flags.model.split(",")) if flags.model else tuple(known)
     for name in wanted:
-        if name not in NETWORKS and not is_own(name):
+        if name not in known and not is_own(name):
             raise UsageError(
-                f"bench nets has no network {name!r}{nearest(name, list(NETWORKS))}; it has {', '.join(NETWORKS)}, and takes file.py:function"
+                f"bench {flags.what} has no network {name!r}{nearest(name, list(known))}; it has {', '.join(known)}, and takes file.py:function"
             )
     return wanted
 
 
-def section(name: str, precision: str, batch: int | None) -> str:
+def _known(flags: SimpleNamespace) -> dict[str, Any]:
+    """The networks that the benchmark has."""
+    from nbcnn.lab.measure.nets import NETWORKS, SMALL
+
+    return {**SMALL, **NETWORKS} if flags.what == "predict" else NETWORKS
+
+
+def section(name: str, precision: str, batch: int | None, what: str = "nets") -> str:
     """The section of the results file that one network in one precision is: of one's own the file and the function without their folders."""
-    return "-".join(["nets", precision, Path(name).name.replace(".py:", "."), *([str(batch)] if batch else [])])
+    return "-".join([what, precision, Path(name).name.replace(".py:", "."), *([str(batch)] if batch else [])])
 
 
 def check(flags: SimpleNamespace) -> None:
@@ -59,6 +66,15 @@ def check(flags: SimpleNamespace) -> None:
         raise UsageError("--compare holds one network in one precision against its older times: give --model and --precision")
     if "eager" in (flags.forms or ()):
         raise UsageError("bench nets has no form eager: a CUDA graph runs the same kernels without waiting for the host")
+
+
+def check_predict(flags: SimpleNamespace) -> None:
+    """Raise UsageError for flags of `bench predict` that do not go together, before anything is measured."""
+    wanted = names(flags)
+    if flags.compare and (len(wanted) > 1 or len(flags.precision or PRECISIONS) > 1):
+        raise UsageError("--compare holds one network in one precision against its older times: give --model and --precision")
+    if "compile-max" in (flags.forms or ()):
+        raise UsageError("bench predict has no form compile-max: max-autotune takes minutes for each network and batch")
 
 
 def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
@@ -89,12 +105,38 @@ def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, study.lines(rows)
 
 
+def predict(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """Measure predictions of every network in every precision; what is measured is saved at once."""
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import results
+    from nbcnn.lab.studies import predict as study
+
+    rows: list[dict[str, Any]] = []
+    mode = flags.mode or "tensorcore"
+    device = "CPU" if mode == "cpu" else Gpu().device_name
+    precisions = flags.precision or (PRECISIONS if mode == "tensorcore" else ("fp32",))
+    how: dict[str, Any] = {"mode": mode, "engine": flags.engine or "auto", "batches": (flags.batch,) if flags.batch else study.BATCHES}
+    how |= {"forms": tuple(form for form in flags.forms or study.FORMS), "seconds": flags.seconds or 0.5, "peer": flags.peer != "none"}
+    for name in names(flags):
+        network = _network(name, flags)
+        for precision in precisions:
+            found = []
+            for row in study.measure(network, precision, **how):
+                found.append(row)
+                said = row["why"] if "why" in row else f"{row['latency_ms']['median']:.3f} ms"
+                print(f"{row['what']} {precision}, batch {row['batch']:,}: {row['form']} {said}", file=sys.stderr, flush=True)
+            rows += found
+            if flags.save:
+                results.save(section(name, precision, flags.batch, "predict"), found, device, flags.results)
+    return rows, study.lines(rows)
+
+
 def _network(name: str, flags: SimpleNamespace) -> Any:
     """A network by its name, or one's own."""
     from nbcnn.cli.own_model import is_own, layers_of
-    from nbcnn.lab.measure.nets import NETWORKS, Network
+    from nbcnn.lab.measure.nets import Network
 
     if not is_own(name):
-        return NETWORKS[name]
+        return _known(flags)[name]
     shape = flags.image or COLOUR
     return Network(Path(name).name.replace(".py:", "."), "a network of one's own", lambda: layers_of(name, shape), shape, flags.batch or OWN_BATCH)

@@ -449,13 +449,43 @@ def _stored(steps: Sequence[Step], store: str) -> list[Step]:
     return [replace(step, ins=tuple(map(swap, step.ins)), outs=tuple(map(swap, step.outs))) for step in steps]
 
 
+def _in_order(shape: Shape, layout: str) -> bool:
+    """Whether images of this shape lie in memory in C, H, W order: always in NCHW, and where there is one channel or one pixel."""
+    return layout == "NCHW" or shape[1] == 1 or numel(shape[2:]) == 1
+
+
+def _without_copies(steps: Sequence[Step], layout: str) -> list[Step]:
+    """The steps without those that flatten images, or give vectors the shape of images, where both lie in memory alike: readers take the source.
+
+    A result that is not a temporary is the caller's, who finds it where he looks; then the step stays, and copies.
+    """
+    instead: dict[Buf, Buf] = {}
+
+    def swap(buf: Buf) -> Buf:
+        source = instead.get(buf.root)
+        return buf if source is None else source.reshaped(buf.shape)
+
+    made: list[Step] = []
+    for step in steps:
+        step = replace(step, ins=tuple(map(swap, step.ins)), outs=tuple(map(swap, step.outs)))
+        if step.op in ("flatten_fprop", "flatten_dgrad"):
+            source, target = step.ins[0], step.outs[0]
+            images = source if step.op == "flatten_fprop" else target
+            if _in_order(images.shape, layout) and source.root.home == target.root.home == "arena":
+                instead[target.root] = source.root
+                continue
+        made.append(step)
+    return made
+
+
 def _convert_doors(steps: Sequence[Step], layout: str, store: str) -> list[Step]:
     """Convert the caller's floats on their way in and out, where a row stores them in another layout or rounded."""
     inside: dict[Buf, Buf] = {}
     made: list[Step] = []
+    steps = _without_copies(steps, layout)
 
     def is_door(buf: Buf) -> bool:
-        other = (layout != "NCHW" and len(buf.shape) == 4) or (store != "float32" and len(buf.shape) >= 2)
+        other = (len(buf.shape) == 4 and not _in_order(buf.shape, layout)) or (store != "float32" and len(buf.shape) >= 2)
         return buf.home == "io" and buf.dtype == "float32" and other
 
     def convert(source: Buf, target: Buf, layouts: tuple[str, str], scope: str) -> Step:
@@ -521,7 +551,7 @@ def plan_arena(planned: Sequence[Planned]) -> tuple[dict[Buf, int], int]:
     Largest first, each at the lowest offset that is free during its whole life (best known simple heuristic for offline
     allocation; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
     """
-    spans = lifetimes(planned)
+    spans, beside = _places(planned)
     placed: list[tuple[int, int, Buf]] = []
     offsets: dict[Buf, int] = {}
     for buf in sorted(spans, key=lambda b: (-b.nbytes, spans[b][0])):
@@ -534,10 +564,26 @@ def plan_arena(planned: Sequence[Planned]) -> tuple[dict[Buf, int], int]:
         offsets[buf] = at
         placed.append((at, at + max(buf.nbytes, 1), buf))
         placed.sort(key=lambda entry: entry[0])
+    offsets |= {buf: offsets[largest] for buf, largest in beside.items()}
     return offsets, _align(max((end for _, end, _ in placed), default=0), ALIGNMENT)
+
+
+def _places(planned: Sequence[Planned]) -> tuple[dict[Buf, tuple[int, int]], dict[Buf, Buf]]:
+    """The lifetimes of what wants a place of its own, and by Buf the one in whose place it lies.
+
+    Steps of the side branch run one after another, so one scratch, as large as the largest, serves them all: at batch 1 that is half of the arena.
+    """
+    spans = lifetimes(planned)
+    beside = sorted((item.scratch for item in planned if item.side and item.scratch is not None), key=lambda buf: -buf.nbytes)
+    if len(beside) < 2:
+        return spans, {}
+    largest, *others = beside
+    lives = [spans.pop(buf) for buf in beside]
+    spans[largest] = min(first for first, _ in lives), max(last for _, last in lives)
+    return spans, dict.fromkeys(others, largest)
 
 
 def live_bytes(planned: Sequence[Planned]) -> int:
     """The largest sum of temporaries alive at one step: no arena can be smaller."""
-    spans = lifetimes(planned)
+    spans, _ = _places(planned)
     return max((sum(b.nbytes for b, (first, last) in spans.items() if first <= at <= last) for at in range(len(planned))), default=0)

@@ -248,7 +248,7 @@ def test_a_missing_peer_is_said_and_passed_over(quick, capsys, monkeypatch):
         (["step", "--cache", "rotate,hot"], "--cache rotate,hot: a training step reads other images every time"),
         (["epoch", "--graph"], "this is epoch (its steps are captured graphs as they are"),
         (["convs", "--iters", "3"], "--iters belongs to an op, step, epoch; this is convs"),
-        (["relu_fprop", "--batch", "3"], "--batch belongs to step, nets, convs, epoch, scaling; this is an op"),
+        (["relu_fprop", "--batch", "3"], "--batch belongs to step, nets, predict, convs, epoch, scaling; this is an op"),
         (["selftest", "--chart", "x.png"], "--chart belongs to warmup"),
         (["nets", "--model", "resnet81"], "did you mean resnet18?"),
         (["nets", "--image", "3,32"], "channels, height and width"),

@@ -138,8 +138,8 @@ def test_what_rounding_adds_grows_with_the_root_of_the_depth_but_in_fp32():
     net = Net(tiny(), (2, 4, 4), mode="cpu")
     plan = net.lower(net.record_gradients(6))
     # Two products forward, of 18 and of 64 terms, and two backward: `record_gradients` returns the gradient of the images, too.
-    assert study.rounding(plan, "fp32") == pytest.approx(4 * parity_bound(64, "fp32"))
-    assert study.rounding(plan, "bf16") == pytest.approx(2 * parity_bound(64, "bf16"))
+    assert study.rounding(study.terms_of(plan), "fp32") == pytest.approx(4 * parity_bound(64, "fp32"))
+    assert study.rounding(study.terms_of(plan), "bf16") == pytest.approx(2 * parity_bound(64, "bf16"))
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")

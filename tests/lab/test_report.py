@@ -183,7 +183,7 @@ def test_a_devices_report_opens_with_a_summary_and_speaks_in_titles():
     text, _ = report(source)
     found = check(text)
     summary = text[text.index('<section id="headline"') : text.index("<nav")]
-    for words in ("training images per second", "tensorcore bf16", "fastest PyTorch, ms", "Measured "):
+    for words in ("training images per second", "tensorcore bf16", "what a user would write, ms", "Measured "):
         assert words in summary
     # One screen of a desk: at most eight cards and eight rows.
     assert 3 <= summary.count('class="card"') <= 8

@@ -19,7 +19,7 @@ from nbcnn.lab.measure.kernels import as_if_on
 from nbcnn.lab.measure.plans import H200, Absent
 from nbcnn.lab.measure.roofline import traffic_of
 from nbcnn.modes import MODES
-from nbcnn.nn.activations import ReLU
+from nbcnn.nn.activations import ReLU, Swish
 from nbcnn.nn.graphs import Graph, Input
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import SoftmaxCrossEntropy
@@ -90,6 +90,15 @@ NETWORKS = {
     )
 }
 """The networks of `bench nets` by name."""
+
+
+def mlp() -> list[Any]:
+    """Two linear layers of 256 with Swish: what a small network spends is launches."""
+    return [Flatten(), Linear(256), Swish(), Linear(256), Swish()]
+
+
+SMALL = {"mlp": Network("mlp", "two linear layers of 256 with Swish", mlp, (1, 16, 16), 256)}
+"""Networks of `bench predict` alone: they have no loss."""
 
 
 def examples(net: Net, count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray | None]:

@@ -23,7 +23,7 @@ IDENTITY = (
     *("cache", "iterations", "graph", "seed"),
 )
 """Fields that say which row it is; one that only one of the two measurements has does not keep their rows apart. Not how it runs: that may change."""
-PEERS = ("PyTorch", "torch", "cuDNN")
+PEERS = ("PyTorch", "torch", "cuDNN", "JAX")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def compare(old_rows: Any, new_rows: Any) -> Comparison:
         before, after = dict(_timings(match)), dict(_timings(row))
         peer = label(row).startswith(PEERS)
         for name in before.keys() & after.keys():
-            changes.append(Change(f"{label(row)} {name}".strip(), before[name], after[name], peer or name.startswith("cudnn")))
+            changes.append(Change(f"{label(row)} {name}".strip(), before[name], after[name], peer or name.startswith(("cudnn", "best_plan"))))
     return Comparison(tuple(sorted(changes, key=lambda change: change.what)), tuple(label(row) for row in left), tuple(only_new))
 
 

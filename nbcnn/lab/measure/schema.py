@@ -58,8 +58,9 @@ _RUNG = {
     "over_cpu?": (float, None),
     "cpu_cores?": int,
 }
-_STEP = {"form": str, "precision?": str, "batch": int, "step_ms": TIMING, "images_per_second": float, "peak_bytes": int, "ratio": float}
-_STEP |= {"iterations?": int, "over_graph?": float}
+_STEP = {"form": str, "precision?": str, "batch": int, "step_ms?": TIMING, "images_per_second?": float, "peak_bytes?": int, "ratio?": float}
+_STEP |= {"iterations?": int, "over_graph?": float, "expert?": bool, "gradient_error?": float, "why?": str}
+_CUDNN = {"cudnn_ms": (TIMING, None), "ratio": (float, None), "best_plan_ms?": TIMING, "best_plan_ratio?": float, "best_plan_why?": str}
 _OP = {"op": str, "steps": int, "launches": int, "ms": float, "share": float, "floor_ms": float, "bytes": int}
 _PATH = {
     "variant": str,
@@ -90,14 +91,18 @@ _POINT = {
 }
 
 KINDS: dict[str, tuple[str, Any]] = {
-    "step": ("the whole training step, ours first (and `iterations` of it in a row), then PyTorch's forms", [_STEP]),
+    "step": (
+        "the whole training step, ours first (and `iterations` of it in a row), then peers: what a user writes, and an `expert`; a row without"
+        " times has `why`",
+        [_STEP],
+    ),
     "epoch": (
         "a real epoch of 50,000 images, `iterations` of them in a row",
         [{"mode": str, "batch": int, "images": int, "steps": int, "seconds": TIMING, "iterations?": int}],
     ),
     "convs": (
         "every layer and pass of the autoencoder, beside cuDNN",
-        [{"layer": str, "path": str, "batch": int, "ms": TIMING, "tflops": float, "cudnn_ms": (TIMING, None), "ratio": (float, None)}],
+        [{"layer": str, "path": str, "batch": int, "ms": TIMING, "tflops": float, **_CUDNN}],
     ),
     "op": (
         "one op in one or several modes; rows without `ms` are DRAM bytes",
@@ -180,6 +185,28 @@ KINDS: dict[str, tuple[str, Any]] = {
                 "launches?": int,
                 "ops?": [_OP],
                 "steps?": [{"scope": str, "op": str, "runs_as": str, "ms": float, "floor_ms": float}],
+                "why?": str,
+            }
+        ],
+    ),
+    "predict": (
+        "predictions of networks: ours first, then PyTorch's forms, from images on the host to outputs there; a row without times has `why`",
+        [
+            {
+                "what": str,
+                "form": str,
+                "precision": str,
+                "batch": int,
+                "latency_ms?": TIMING,
+                "replay_ms?": TIMING,
+                "enqueue_ms?": float,
+                "images_per_second?": float,
+                "evaluated_per_second?": float,
+                "peak_bytes?": int,
+                "launches?": int,
+                "ratio?": float,
+                "error?": float,
+                "peer_error?": float,
                 "why?": str,
             }
         ],

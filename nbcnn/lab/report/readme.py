@@ -32,7 +32,8 @@ def step() -> str:
     rows: list[tuple[str, ...]] = []
     environments = []
     for batch in (1, 64, 256, 1024):
-        (ours, *peers), environment = section(GPU, f"step-{batch}")
+        rows_of, environment = section(GPU, f"step-{batch}")
+        ours, peers = rows_of[0], [row for row in sections.peers(rows_of) if row["form"].startswith("PyTorch")]
         environments.append(environment)
         mine = ours["step_ms"]["median"]
         times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
@@ -46,7 +47,7 @@ def step() -> str:
 def convs() -> str:
     """Every convolution beside cuDNN."""
     rows, environment = section(GPU, "convs-1024")
-    return sections.convs(rows).labelled("batch", "1024").markdown() + footer(environment)
+    return sections.convs(rows).labelled("batch", "1024").filled().markdown() + footer(environment)
 
 
 def ladder() -> str:

@@ -27,13 +27,13 @@ STEPS = (
 
 
 def speed() -> str:
-    """The whole training step of several modes, each beside the fastest form of PyTorch of the same precision."""
+    """The whole training step of several modes, each beside the fastest that a user would write in the same precision, and an expert."""
     tables, environments = [], []
     for mode, precision, name in STEPS:
         rows, environment = section(GPU, name)
         environments.append(environment)
-        tables.append(sections.beside_pytorch(rows).without(sections.MEMORY).labelled("precision", precision).labelled("mode", mode))
-    return joined(tables).markdown() + footer(*environments)
+        tables.append(sections.beside_peers(rows).without(sections.MEMORY).labelled("precision", precision).labelled("mode", mode))
+    return joined(tables).filled().markdown() + footer(*environments)
 
 
 LEARNED = ("raw pixels", "random encoder", "default recipe", "features recipe", "patches2")

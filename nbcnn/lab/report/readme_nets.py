@@ -1,4 +1,4 @@
-"""The table of networks for the documentation: training steps beside PyTorch's, and where ours go. Empty as long as nothing was measured."""
+"""The tables of networks for the documentation: training steps and predictions beside PyTorch's. Empty as long as nothing was measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbcnn.lab.studies.nets import mean_ratios
 
 def nets() -> str:
     """Every network in every precision, the geometric means of the ratios, and folded below the ops of each training step."""
-    found = sorted((_place(name), name) for name in named("nets"))
+    found = _sections("nets")
     if not found:
         return ""
     parts = [section(GPU, name) for _, name in found]
@@ -22,10 +22,26 @@ def nets() -> str:
     return intro + sections.nets(rows).markdown() + summary + footer(*(environment for _, environment in parts)) + "\n" + "\n".join(details)
 
 
+def predict() -> str:
+    """Predictions of every network in every precision, beside PyTorch's."""
+    found = _sections("predict")
+    if not found:
+        return ""
+    parts = [section(GPU, name) for _, name in found]
+    intro = "**Predictions beside PyTorch's**, of a whole batch; the ratio is that of the latencies:\n\n"
+    made = sections.predictions([row for kept, _ in parts for row in kept])
+    return intro + made.markdown() + footer(*(environment for _, environment in parts))
+
+
+def _sections(kind: str) -> list[tuple[tuple[int, int, str], str]]:
+    """The sections of a kind, each behind its place."""
+    return sorted((_place(name), name) for name in named(kind))
+
+
 def _place(name: str) -> tuple[int, int, str]:
     """Where a section stands: by precision, and by network in the order of their definition, own ones last."""
     _, precision, network, *_ = name.split("-")
     return PRECISIONS.index(precision), list(NETWORKS).index(network) if network in NETWORKS else len(NETWORKS), network
 
 
-TABLES = {"nets": nets}
+TABLES = {"nets": nets, "predict": predict}

@@ -24,6 +24,8 @@ FORMS = {
 """What PyTorch's forms are called in tables."""
 MEMORY = "MiB: nbcnn / it"
 """The column of memory in a comparison with one form of PyTorch."""
+EXPERT = "what an expert would write, ms"
+"""The column of peers that were written for one network by hand."""
 
 
 def _micro(timing: Row, form: str = ",.0f") -> str:
@@ -90,23 +92,42 @@ def planned_mib(row: Row) -> float:
     return nbytes / 2**20
 
 
-def beside_pytorch(rows: Sequence[Row]) -> Table:
-    """Our whole training step beside PyTorch's fastest form of it, in one row."""
-    ours, *peers = rows
-    best = min(peers, key=lambda peer: peer["step_ms"]["median"])
-    mine, its = ours["step_ms"]["median"], best["step_ms"]["median"]
-    form = best["form"].removeprefix("PyTorch ")
-    line = (
-        *(f"{ours['batch']:,}", f"**{mine:.3f}**", _rate(ours), f"{its:.3f} ({FORMS.get(form, form)})", f"**{its / mine:.2f}×**"),
-        f"{planned_mib(ours):,.0f} / {best['peak_bytes'] / 2**20:,.0f}" if "planned_bytes" in ours else "",
-    )
-    return Table(("batch", "nbcnn ms", "images/s", "fastest PyTorch, ms", "ours is", MEMORY), (line,), 0)
+def is_peer(row: Row) -> bool:
+    """Whether a row of a training step is not ours."""
+    return not str(row.get("form", "nbcnn")).startswith("nbcnn")
+
+
+def peers(rows: Sequence[Row], expert: bool = False) -> list[Row]:
+    """The timed rows of what a user would write, or of what an expert would."""
+    return [row for row in rows if is_peer(row) and "step_ms" in row and bool(row.get("expert")) is expert]
+
+
+def beside_peers(rows: Sequence[Row]) -> Table:
+    """Our whole training step beside the fastest form that a user would write and the fastest that an expert would, in one row."""
+    ours, cells = rows[0], list[str]()
+    mine, user = ours["step_ms"]["median"], peers(rows)
+    for those in (user, peers(rows, expert=True)):
+        best = min(those, key=lambda peer: peer["step_ms"]["median"]) if those else None
+        if best is None:
+            cells += ["", ""]
+            continue
+        its, form = best["step_ms"]["median"], best["form"].removesuffix(" by an expert").removeprefix("PyTorch ")
+        cells += [f"{its:.3f} ({FORMS.get(form, form)})", f"**{its / mine:.2f}×**"]
+    least = min(user, key=lambda peer: peer["step_ms"]["median"], default=None)
+    memory = f"{planned_mib(ours):,.0f} / {least['peak_bytes'] / 2**20:,.0f}" if "planned_bytes" in ours and least else ""
+    line = (f"{ours['batch']:,}", f"**{mine:.3f}**", _rate(ours), *cells, memory)
+    return Table(("batch", "nbcnn ms", "images/s", "what a user would write, ms", "ours is", EXPERT, "ours is", MEMORY), (line,), 0)
 
 
 def steps(rows: Sequence[Row]) -> Table:
     """Every form of the whole training step."""
-    lines = ((row["form"], f"{row['step_ms']['median']:,.3f}", _spread(row["step_ms"]), _rate(row), f"{row['ratio']:.2f}×") for row in rows)
-    return Table(("form", "ms/step", "5 … 95 %", "images/s", "time over ours"), tuple(lines))
+    return Table(("form", "ms/step", "5 … 95 %", "images/s", "time over ours"), tuple(_step(row) for row in rows))
+
+
+def _step(row: Row) -> tuple[str, ...]:
+    if "step_ms" not in row:
+        return (row["form"], "not timed", "", "", "")
+    return (row["form"], f"{row['step_ms']['median']:,.3f}", _spread(row["step_ms"]), _rate(row), f"{row['ratio']:.2f}×")
 
 
 def _rate(row: Row) -> str:
@@ -131,12 +152,13 @@ def epochs(rows: Sequence[Row]) -> Table:
 
 
 def convs(rows: Sequence[Row]) -> Table:
-    """Every layer and pass beside cuDNN."""
-    head = ("layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is")
+    """Every layer and pass beside cuDNN: the plan that PyTorch takes, and cuDNN's best one where it was sought."""
+    head = ("layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is", "cuDNN's best plan, µs", "ours is")
     lines = (
         (
             *(str(row["layer"]), str(row["path"]), _micro(row["ms"]), f"{row['tflops']:.1f}"),
             *((_micro(row["cudnn_ms"]), f"{row['ratio']:.2f}×") if row["cudnn_ms"] else ("", "")),
+            *((_micro(row["best_plan_ms"]), f"{row['best_plan_ratio']:.2f}×") if "best_plan_ms" in row else ("", "")),
         )
         for row in rows
     )
@@ -177,6 +199,28 @@ def _network(ours: Row, others: Sequence[Row], forms: Sequence[str]) -> tuple[st
     best = fastest(others)
     last = ("", "") if best is None else (f"**{best['ratio']:.2f}×**", f"{ours['peak_bytes'] / 2**20:,.0f} / {best['peak_bytes'] / 2**20:,.0f}")
     return (*names, batch, f"**{ours['step_ms']['median']:,.3f}**", *(times.get(form, "failed") for form in forms), *last)
+
+
+def predictions(rows: Sequence[Row]) -> Table:
+    """A line for each network, precision, batch and form: latency from host to host, the graph alone, launches, rates, memory."""
+    times = ("latency, µs", "on the GPU, µs", "launch, µs", "launches")
+    head = ("network", "precision", "form", "batch", *times, "images/s", "evaluated/s", "MiB", "ours is")
+    return Table(head, tuple(_prediction(row) for row in rows), 3)
+
+
+def _prediction(row: Row) -> tuple[str, ...]:
+    names = (str(row["what"]), str(row["precision"]), str(row["form"]), f"{row['batch']:,}")
+    if "latency_ms" not in row:
+        return (*names, "not timed", *("",) * 7)
+    return (
+        *(*names, f"**{_micro(row['latency_ms'], ',.1f')}**", _micro(row["replay_ms"], ",.1f")),
+        f"{row['enqueue_ms'] * 1e3:.1f}" if "enqueue_ms" in row else "",
+        str(row.get("launches", "")),
+        _rate(row),
+        f"{row['evaluated_per_second']:,.0f}" if "evaluated_per_second" in row else "",
+        f"{row['peak_bytes'] / 2**20:,.1f}",
+        f"{row['ratio']:.2f}×" if is_peer(row) else "",
+    )
 
 
 def spent(row: Row) -> Table:

@@ -55,16 +55,16 @@ def _device_cards(source: Source) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     best: dict[str, dict[str, Any]] = {}
     for _, rows, _ in (*source.sections("step"), *source.sections("ladder")):
-        for row in (row for row in rows if not row.get("form", "nbcnn").startswith("PyTorch")):
+        for row in (row for row in rows if not sections.is_peer(row)):
             if row["images_per_second"] > best.get(row["precision"], row | {"images_per_second": 0.0})["images_per_second"]:
                 best[row["precision"]] = row
     for precision, row in sorted(best.items(), key=lambda item: -item[1]["images_per_second"]):
         facts.append((f"{row['images_per_second']:,.0f}", f"training images per second: {row['mode']} {precision}, batch {row['batch']:,}"))
-    beside = [rows for _, rows, _ in source.sections("step") if len(rows) > 1]
+    beside = [rows for _, rows, _ in source.sections("step") if sections.peers(rows)]
     if beside:
-        ours, *others = max(beside, key=lambda rows: rows[0]["images_per_second"])
-        ratio = min(row["step_ms"]["median"] for row in others) / ours["step_ms"]["median"]
-        facts.append((f"{ratio:.2f}×", f"as fast as the fastest PyTorch beside it: {ours['precision']}, batch {ours['batch']:,}"))
+        rows = max(beside, key=lambda rows: rows[0]["images_per_second"])
+        ours, ratio = rows[0], min(row["step_ms"]["median"] for row in sections.peers(rows)) / rows[0]["step_ms"]["median"]
+        facts.append((f"{ratio:.2f}×", f"as fast as the fastest that a user would write beside it: {ours['precision']}, batch {ours['batch']:,}"))
     count = len(source.results["sections"]) if source.results else 0
     return [*facts, (str(count), f"studies on {source.device.split(' (')[0]}")]
 
@@ -73,14 +73,14 @@ def _beside(source: Source) -> Iterator[str]:
     """The fastest batch of every mode and precision beside PyTorch's fastest form, and the dates of all studies."""
     best: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for _, rows, _ in source.sections("step"):
-        ours, *others = rows
-        if others:
+        ours = rows[0]
+        if sections.peers(rows):
             key = str(ours.get("mode", ours["form"].removeprefix("nbcnn "))), str(ours.get("precision", ""))
             if key not in best or ours["images_per_second"] > best[key][0]["images_per_second"]:
                 best[key] = rows
     if best:
         fastest_first = sorted(best.items(), key=lambda item: -item[1][0]["images_per_second"])
-        yield joined([sections.beside_pytorch(rows).labelled("training step", " ".join(key)) for key, rows in fastest_first]).html()
+        yield joined([sections.beside_peers(rows).labelled("training step", " ".join(key)) for key, rows in fastest_first]).html()
     dates = sorted({part["environment"]["date"] for part in source.results["sections"].values()}) if source.results else []
     if dates:
         measured = dates[0] if len(dates) == 1 else f"between {dates[0]} and {dates[-1]}"

@@ -82,16 +82,21 @@ def _classifier(source: Source) -> Parts:
 
 
 def networks(source: Source) -> Parts:
-    """Training steps of several networks beside PyTorch's, and where ours go."""
+    """Training steps of several networks beside PyTorch's, and where ours go; and predictions."""
     found = list(source.sections("nets"))
-    if not found:
+    if found:
+        yield sections.nets([row for _, rows, _ in found for row in rows]).html()
+    else:
         yield Missing("training steps of several networks", "python -m nbcnn bench nets --breakdown --save")
-        return
-    yield sections.nets([row for _, rows, _ in found for row in rows]).html()
     for name, rows, _ in found:
         yield from (page.paragraph(f"{row['what']} {row['precision']}, {row['form']}: {row['why']}") for row in rows if "why" in row)
         yield from (page.folded(f"{titled(name)}: where it goes", sections.spent(row).html()) for row in rows if "ops" in row)
-    yield page.provenance(found[-1][2])
+    if found:
+        yield page.provenance(found[-1][2])
+    if predicted := list(source.sections("predict")):
+        yield page.heading("Predictions")
+        yield sections.predictions([row for _, rows, _ in predicted for row in rows]).html()
+        yield page.provenance(predicted[-1][2])
 
 
 # -- several GPUs

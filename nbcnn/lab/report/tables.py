@@ -39,6 +39,12 @@ class Table:
         rows = tuple(tuple(row[at] for at in kept) for row in self.rows)
         return Table(tuple(self.head[at] for at in kept), rows, sum(at < self.words for at in kept))
 
+    def filled(self) -> Table:
+        """The table without columns in which every cell is empty: of what was not measured."""
+        kept = [at for at in range(len(self.head)) if any(row[at] for row in self.rows)]
+        rows = tuple(tuple(row[at] for at in kept) for row in self.rows)
+        return Table(tuple(self.head[at] for at in kept), rows, sum(at < self.words for at in kept))
+
     def labelled(self, name: str, label: str) -> Table:
         """The table with one more column in front that says the same in every row."""
         return Table((name, *self.head), tuple((label, *row) for row in self.rows), self.words + 1)

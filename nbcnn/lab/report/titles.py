@@ -22,6 +22,7 @@ KINDS: Mapping[str, str] = {
     "compare": "Two ways to run one op",
     "selftest": "Self-test of the benchmark",
     "nets": "Training steps of networks",
+    "predict": "Predictions of networks",
     "scaling": "Several GPUs",
     "warmup": "Warm-up",
     "fusion": "Fused kernels",
@@ -30,7 +31,7 @@ KINDS: Mapping[str, str] = {
     "quality": "Accuracy",
 }
 """What the first word of a section's name means; a test compares the words with those of `nbcnn.lab.measure.schema`."""
-_BATCHED = {"step", "epoch", "convs", "ladder", "hopper", "roofline", "counters", "s4convd", "nets"}
+_BATCHED = {"step", "epoch", "convs", "ladder", "hopper", "roofline", "counters", "s4convd", "nets", "predict"}
 """Kinds whose last number is a batch."""
 _BY_MODE = {"step", "convs"}
 """Kinds whose names leave the default mode out; their rows have it."""

@@ -141,10 +141,19 @@ def check(session: TrainingSession, problem: peers.Problem, precision: str, exac
     ours, loss = session.net.params.grads_dict(), session.status().last_loss
     if key not in exact:
         exact[key] = peers.gradients(problem, "fp64", device)
-    value, wanted = exact[key]
-    its_loss, its = peers.gradients(problem, precision, device)
-    found = {name: Compared(g.size, float(np.linalg.norm(g)), _distance(ours[name], g), _distance(its[name], g)) for name, g in wanted.items()}
-    more = rounding(session.plans["train", session.batch], precision)
+    more = rounding(terms_of(session.plans["train", session.batch]), precision)
+    errors = compared((loss, ours), peers.gradients(problem, precision, device), exact[key], more)
+    return errors | {"loss_error": abs(loss - exact[key][0]) / max(abs(exact[key][0]), 1e-30)}
+
+
+def compared(ours: tuple[float, Grads], its: tuple[float, Grads], wanted: tuple[float, Grads], more: float) -> dict[str, float]:
+    """How far loss and gradients of a step, `ours`, and those of PyTorch's in the same precision, `its`, are from those in float64.
+
+    more: what the roundings of products alone may add (`rounding`). Raises Apart if the loss, or a parameter's gradient, is further off than `limits`
+    allow.
+    """
+    (loss, mine), (its_loss, grads), (value, exact) = ours, its, wanted
+    found = {name: Compared(g.size, float(np.linalg.norm(g)), _distance(mine[name], g), _distance(grads[name], g)) for name, g in exact.items()}
     if not abs(loss - value) <= FACTOR * abs(its_loss - value) + more * abs(value):
         raise Apart(f"the loss of the first step is {loss:.7g}, in float64 {value:.7g}, PyTorch's {its_loss:.7g}")
     allowed = limits(found, more)
@@ -152,8 +161,7 @@ def check(session: TrainingSession, problem: peers.Problem, precision: str, exac
         if not each.ours <= allowed[name]:
             words = f"the gradient of {name} is {each.ours:.2e} from that in float64, of which the length is {each.length:.2e}"
             raise Apart(f"{words}; PyTorch's is {each.its:.2e} from it, and {allowed[name]:.2e} is allowed")
-    errors = {"gradient_error": relative(found, "ours"), "peer_error": relative(found, "its")}
-    return errors | {"loss_error": abs(loss - value) / max(abs(value), 1e-30)}
+    return {"gradient_error": relative(found, "ours"), "peer_error": relative(found, "its")}
 
 
 def limits(found: Mapping[str, Compared], more: float) -> dict[str, float]:
@@ -182,13 +190,17 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(np.subtract(a, b, dtype=np.float64)))
 
 
-def rounding(plan: Plan, precision: str) -> float:
-    """How far, over its length, the roundings of all convolutions may put a gradient off where no ReLU changes sides.
+def terms_of(plan: Plan) -> list[int]:
+    """For every convolution of a plan but weight gradients, how many products a sum has."""
+    return [numel(item.step.ins[1].shape[1:]) for item in plan.steps if conv_shape(item.step) is not None and "wgrad" not in item.step.op]
+
+
+def rounding(terms: Sequence[int], precision: str) -> float:
+    """How far, over its length, the roundings of all convolutions (`terms_of`) may put a gradient off where no ReLU changes sides.
 
     Each may be off by its parity bound, and independent errors add up like a random walk. In fp32 they count in full: PyTorch's may be next to exact
     there, and its distance says nothing of the products that ours are split into.
     """
-    terms = [numel(item.step.ins[1].shape[1:]) for item in plan.steps if conv_shape(item.step) is not None and "wgrad" not in item.step.op]
     most = max(terms, default=1)
     return max(len(terms) * parity_bound(most, "fp32"), math.sqrt(len(terms)) * parity_bound(most, precision))
 
