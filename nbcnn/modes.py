@@ -25,7 +25,7 @@ from nbcnn.ops.activations import table as activations
 from nbcnn.ops.conv import bias, depthwise_wgrad, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed, expanded
 from nbcnn.ops.conv.frame.few_pixels import for_few_pixels
-from nbcnn.ops.conv.simt import im2col, im2col_fused
+from nbcnn.ops.conv.simt import few_rows, im2col, im2col_fused, pointwise
 from nbcnn.ops.conv.thin import fused as thin_fused
 from nbcnn.ops.conv.thin import plain as thin
 from nbcnn.ops.conv.winograd import engine as winograd
@@ -109,6 +109,8 @@ _IM2COL = (
     ("im2col", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
+    ("im2col", few_rows.OPS),
+    ("im2col", pointwise.OPS),
     ("im2col", expanded.grouped(im2col.OPS, most=MOST_ZEROS["fp32"])),
     (
         "im2col",
@@ -121,8 +123,8 @@ _IM2COL = (
         | conv_evonorm.two_ops(im2col.OPS["conv_fprop"]),
     ),
 )
-"""Few channels, then forms that multiply less where the batch is large enough to pay for their sums (with a norm in their last kernel, then
-behind them), then every shape."""
+"""Few channels, then forms that multiply less where the batch is large enough to pay for their sums (with a norm in their last kernel,
+then behind them), then 1×1 filters, of few rows and of many, then every shape."""
 
 _NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {"gemm": gemm.SIMPLE}
 _TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {"gemm": gemm.IMPL}
@@ -150,10 +152,11 @@ def _tensorcore(precision: str) -> Row:
     }
     general |= pwconv1d.transposed(general) | {"gemm": gemm.engine(general["conv_fprop"])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
-    own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
-    two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]
+    engines = (("mma", first), ("wgmma", hopper), ("mma", general))
+    two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in (*thin_parts, *engines) if "conv_fprop" in ops]
     groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
-    parts = (*own, ("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", common))
+    behind = (("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", common))
+    parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 

@@ -19,24 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i8, jit
-from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
-from nbcnn.ops.conv.simt.loaders import gather_rows
-from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
-from nbcnn.ops.conv.simt.tiles import Tile, choices
+from nbcnn.gpu.language import cuda, i8, jit
+from nbcnn.ops.conv.frame.split import launch_sum_planes
+from nbcnn.ops.conv.simt.pointwise import launch_gemm_nt, product_traffic
+from nbcnn.ops.conv.simt.tiles import choices
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
-from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.stored import kinds, scalar_io
-from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
-from nbcnn.ops.kernel.traffic import Traffic, clipped, element, outputs
-from nbcnn.ops.ptx.vector import load4, shared_store1
+from nbcnn.ops.kernel.tiles import partial_bytes
+from nbcnn.ops.kernel.traffic import Traffic, element, outputs
 
-TILE = Tile(128, 128, 16, 8, 8)
-"""For K a multiple of 16."""
-RAGGED_TILE = Tile(64, 64, 16, 4, 4)
-"""For any K."""
 ACROSS, DOWN = 32, 8
 """Block of the simple kernel."""
 SIDE = 8
@@ -48,75 +42,6 @@ WHOLE = 64
 def gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     """c = a·bᵀ: a (M,K), b (N,K), c (M,N)."""
     np.matmul(a, b.T, out=c)
-
-
-@functools.cache
-def whole_rows(tile: Tile, side: int) -> Loader:
-    """Rows of a row-major matrix, k contiguous, where BK divides K: no predicates, one addition a k-tile.
-
-    Beyond the last row the last one is read again, and behind the last k-tile that one: for sums that nobody stores. extents: (rows, K, …).
-    """
-    ACROSS, PITCH, BK = tile.threads // side, side + 4, tile.BK
-    LOADS = BK // (4 * ACROSS)
-    if (ACROSS * side, LOADS * ACROSS * 4) != (tile.threads, BK):
-        raise ValueError(f"{tile}: {tile.threads} threads cannot share {side}×{BK} elements, 4 at a time")
-
-    @jit(device=True)
-    def start(state, extents, origin, first):
-        tid = cuda.threadIdx.x
-        row = min(origin + tid // ACROSS, extents[0] - 1)
-        k = min(first * BK, extents[1])
-        state[0] = row * extents[1] + k + tid % ACROSS * 4
-
-    @jit(device=True)
-    def fetch(stage, array, state, extents, inside):
-        first = i8(state[0] - (0 if inside else BK))
-        for j in range(LOADS):
-            v = load4(array, first + i8(j * 4 * ACROSS))
-            stage[4 * j], stage[4 * j + 1], stage[4 * j + 2], stage[4 * j + 3] = v[0], v[1], v[2], v[3]
-        state[0] = state[0] + BK
-
-    @jit(device=True)
-    def stash(stage, shared, begin):
-        tid = cuda.threadIdx.x
-        corner = begin + tid % ACROSS * (4 * PITCH) + tid // ACROSS
-        for j in range(LOADS):
-            for q in range(4):
-                shared_store1(shared, corner + (j * 4 * ACROSS + q) * PITCH, stage[4 * j + q])
-
-    return Loader(start, fetch, stash, PITCH, 1, 4 * LOADS)
-
-
-@functools.cache
-def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: bool) -> Any:
-    def rows(side: int) -> Loader:
-        return whole_rows(tile, side) if whole_tiles else gather_rows(tile, side, 1, 1, 1, 1, vector, False)
-
-    A, B = rows(tile.BM), rows(tile.BN)
-    product, store = matrix_product(tile, A, B), store_tile(tile, vector_out)
-    corner, part = block_corner(tile), block_part(tile)
-    ACC, FLOATS_A, FLOATS_B, MEMORY = tile.TM * tile.TN, A.floats, B.floats, shared_floats(tile, A, B)
-
-    @jit(launch_bounds=(tile.threads, tile.blocks_per_multiprocessor))
-    def gemm_nt_kernel(a, b, c, M, N, K, k_tiles):
-        """c[m][n] = Σ_k a[m][k] · b[n][k].
-
-        gemm: GM, GN, GK = M, N, K. grid: (tiles of BM×BN, parts of k_tiles·BK); owns: a block BM×BN, a thread TM×TN.
-        shared: 2·BK·(BM + BN + 8)·4 bytes; moves per block: 4·(K + BK)·(BM + BN) + 4·BM·BN bytes.
-        """
-        m0, n0 = corner(N)
-        first, last = part(K, k_tiles)
-        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
-        acc = cuda.local.array(ACC, f4)
-        stage_a = cuda.local.array(FLOATS_A, f4)
-        stage_b = cuda.local.array(FLOATS_B, f4)
-        one, none = 1, 0
-        rows_a = (M, K, one, one, one, one, none, none)
-        rows_b = (N, K, one, one, one, one, none, none)
-        product(acc, stage_a, stage_b, shared, a, b, rows_a, rows_b, m0, n0, first, last)
-        store(acc, c, m0, n0, M, N, cuda.blockIdx.y, (c, c, none, one))
-
-    return gemm_nt_kernel
 
 
 @functools.cache
@@ -138,18 +63,6 @@ def simple_kernel(kind: str) -> Any:
             store(c, i8(m) * N + n, total)
 
     return gemm_simple_kernel
-
-
-def launch_gemm_nt(a: Any, b: Any, c: Any, M: int, N: int, K: int, tile: Tile | None = None) -> Launch:
-    """Launch of c = a·bᵀ on flat float32 arrays that start at 16-byte addresses: a (M,K), b (N,K), c (M,N), any M, N, K.
-
-    a and b must have fewer than 2³¹ elements each; c may have more. With a split tile c is `tile.split` planes of partial results.
-    """
-    if tile is None:
-        tile = TILE if K % TILE.BK == 0 else RAGGED_TILE
-    kernel = gemm_nt_kernel_for(unsplit(tile), 4 if K % 4 == 0 else 1, K % tile.BK == 0, N % 4 == 0)
-    sizes = (M, N, K, tile.k_tiles(K))
-    return Launch(kernel, tile.grid(M, N), tile.threads, (a, b, c, *(np.int32(size) for size in sizes)), name="gemm_nt")
 
 
 def extents(call: Call) -> tuple[int, int, int]:
@@ -186,14 +99,8 @@ def supports(call: Call) -> str | None:
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of the launches: a once a column of tiles, b once a row of tiles; `whole_rows` reads more, again, where a tile or a part ends."""
-    M, N, K = extents(call)
-    tile = call.tile
-    down, across, whole = ceil_div(M, tile.BM), ceil_div(N, tile.BN), K % tile.BK == 0
-    rows, columns = (down * tile.BM, across * tile.BN) if whole else (clipped(M, tile.BM), clipped(N, tile.BN))
-    read = 4 * (K + whole * tile.split * tile.BK) * (rows * across + columns * down)
-    product = Traffic(read, 4 * M * N * tile.split, 4 * K * (M + N))
-    return [product] if tile.split == 1 else [product, sum_planes_traffic(M * N, tile.split, False)]
+    """Bytes of the launches."""
+    return product_traffic(call.tile, *extents(call))
 
 
 def traffic_simple(call: Call) -> list[Traffic]:

@@ -3,6 +3,7 @@
     gather_rows     A[m][k] = x[pixel m moved by the tap of k][channel of k]: the im2col matrix, never stored; k contiguous,
                     so a thread reads float4s along k and stores them transposed
     matrix          B[k][n]: any row-major matrix, n contiguous: packed weights, or dy seen as [pixel][K]
+    whole_rows      A[m][k]: any row-major matrix, k contiguous, read by whole k-tiles
     gather_columns  B[k][n] = x[pixel k moved by the tap of n][channel of n]: the same im2col matrix with the pixels on GK; n
                     contiguous
 
@@ -14,12 +15,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import cuda, jit
+from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.conv.frame.pooling import window_pixel
 from nbcnn.ops.conv.simt.register_tile import Loader
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.kernel.loops import quotient
-from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_store1, shared_store4
+from nbcnn.ops.ptx.vector import load1_if, load4, load4_if, shared_store1, shared_store4
 
 _OUTSIDE = -(1 << 20)
 """An input row so far up that no tap brings it back into the image."""
@@ -298,3 +299,40 @@ def lines_of_a_tile(tile: Tile, side: int, vector: int, P: int, Q: int) -> int:
         return 1
     _, rows, _ = columns_of_a_tile(tile, side, vector)
     return tile.BK // Q if rows % Q == 0 and P % (tile.BK // Q) == 0 else 0
+
+
+@functools.cache
+def whole_rows(tile: Tile, side: int) -> Loader:
+    """Rows of a row-major matrix, k contiguous, where BK divides K: no predicates, one addition a k-tile.
+
+    Beyond the last row the last one is read again, and behind the last k-tile that one: for sums that nobody stores. extents: (rows, K, …).
+    """
+    ACROSS, PITCH, BK = tile.threads // side, side + 4, tile.BK
+    LOADS = BK // (4 * ACROSS)
+    if (ACROSS * side, LOADS * ACROSS * 4) != (tile.threads, BK):
+        raise ValueError(f"{tile}: {tile.threads} threads cannot share {side}×{BK} elements, 4 at a time")
+
+    @jit(device=True)
+    def start(state, extents, origin, first):
+        tid = cuda.threadIdx.x
+        row = min(origin + tid // ACROSS, extents[0] - 1)
+        k = min(first * BK, extents[1])
+        state[0] = row * extents[1] + k + tid % ACROSS * 4
+
+    @jit(device=True)
+    def fetch(stage, array, state, extents, inside):
+        first = i8(state[0] - (0 if inside else BK))
+        for j in range(LOADS):
+            v = load4(array, first + i8(j * 4 * ACROSS))
+            stage[4 * j], stage[4 * j + 1], stage[4 * j + 2], stage[4 * j + 3] = v[0], v[1], v[2], v[3]
+        state[0] = state[0] + BK
+
+    @jit(device=True)
+    def stash(stage, shared, begin):
+        tid = cuda.threadIdx.x
+        corner = begin + tid % ACROSS * (4 * PITCH) + tid // ACROSS
+        for j in range(LOADS):
+            for q in range(4):
+                shared_store1(shared, corner + (j * 4 * ACROSS + q) * PITCH, stage[4 * j + q])
+
+    return Loader(start, fetch, stash, PITCH, 1, 4 * LOADS)
