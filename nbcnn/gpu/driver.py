@@ -288,6 +288,14 @@ class Array:
             synchronize(stream)
         return made
 
+    def copy_to_pinned(self, target: np.ndarray, stream: Any = None) -> None:
+        """Copy to `target`, page-locked memory of the same size and dtype (`pinned`), in order with what `stream` runs. Raises ValueError."""
+        if target.size != self.size or target.dtype != self.dtype:
+            raise ValueError(f"{self.dtype} × {self.size} do not fit into {target.dtype} × {target.size}")
+        if self.size:
+            api = device().api
+            checked(api.cuMemcpyDtoHAsync(target.ctypes.data, self._pointer(api), self.nbytes, _handle(stream)), "copy from the GPU")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.copy_to_host() if dtype is None else self.copy_to_host().astype(dtype)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.gpu.compile_pool import compile_all
+from nbcnn.gpu.staging import Staging, staging
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.plan.shapes import numel
 from nbcnn.run.program import Program
@@ -102,6 +104,7 @@ class Allocated:
         fixed |= {part: fixed[owner][start:stop] for part, (owner, start, stop) in (parts or {}).items()}
         self._fixed, self._params = fixed, net.params
         self.programs = {key: Program(plan, net.params, self.arena, fixed) for key, plan in plans.items()}
+        self._stagings: dict[tuple[str, str], list[Staging]] = {}
 
     def add(self, key: Any, plan: Plan) -> Program:
         """Bind and compile one more plan, which nobody could know of before; it has an arena of its own only where the common one is too small."""
@@ -128,6 +131,21 @@ class Allocated:
     def array(self, name: str) -> Any:
         """The flat array of a Buf, on the device."""
         return self._arrays[name]
+
+    @contextmanager
+    def staged(self, source: str, target: str) -> Iterator[Staging | None]:
+        """Page-locked memory for the arrays of two Bufs, what goes into one and what comes out of the other; None where there is none.
+
+        Every context has its own, and leaves it to the next: within one the last run must have been waited for.
+        """
+        free = self._stagings.setdefault((source, target), [])
+        made = free.pop() if free else staging(self.device, self._arrays[source], self._arrays[target])
+        try:
+            yield made
+        finally:
+            if made is not None:
+                made.wait()
+                free.append(made)
 
     def upload(self, name: str, values: np.ndarray) -> None:
         """Copy `values` into the array of a Buf; sizes must agree."""

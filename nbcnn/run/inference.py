@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from nbcnn.datasets import arrays
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.arrays import DeviceArray
+from nbcnn.gpu.staging import Staging
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.plan.shapes import numel
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -25,18 +28,61 @@ KEPT_PLANS = 8
 
 def outputs(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
     """Yield the output of `inputs` batch by batch. Raises UsageError if they are none, or have another shape or dtype than the net's."""
+    return (part.copy() for part in _computed(net, inputs, batch))
+
+
+def whole(net: Net, inputs: np.ndarray, batch: int) -> np.ndarray:
+    """The output of `inputs`, computed in batches. Raises what `outputs` raises."""
+    made, stop = np.empty(0, np.float32), 0
+    for part in _computed(net, inputs, batch):
+        if not stop:
+            made = np.empty((len(inputs), *part.shape[1:]), part.dtype)
+        made[stop : stop + len(part)] = part
+        stop += len(part)
+    return made
+
+
+def _computed(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
+    """The output batch by batch, each in memory that holds it until the next is asked for.
+
+    While the GPU computes a batch, the host prepares the next one and takes the one before (`nbcnn.gpu.staging`).
+    """
     name, dtypes = ("series", ("float32",)) if net.is_series else ("images", ("uint8", "float32"))
     if inputs.dtype.name not in dtypes or inputs.shape[1:] != net.input_shape:
         shape = ", ".join(map(str, net.input_shape))
         raise UsageError(f"{name} must be {' or '.join(dtypes)} (M, {shape}), got {inputs.dtype} {inputs.shape}")
     if not len(inputs):
         raise UsageError(f"there are no {name} to compute: the array is {inputs.shape}")
-    for start in range(0, len(inputs), batch):
-        part = inputs[start : start + batch]
-        held = _prepared(net, len(part), inputs.dtype.name)
-        held.upload("images", part)
-        held.programs["predict"].replay()
-        yield held.download("output").reshape(held.bufs["output"].shape)
+    with ExitStack() as under_way:
+        found: Callable[[], np.ndarray] | None = None
+        for start in range(0, len(inputs), batch):
+            part = inputs[start : start + batch]
+            held = _prepared(net, len(part), inputs.dtype.name)
+            with ExitStack() as this:
+                stage = this.enter_context(held.staged("images", "output"))
+                if stage is None:
+                    held.upload("images", part)
+                    held.programs["predict"].replay()
+                    now = partial(_shaped, held, held.download("output"))
+                else:
+                    stage.run(part, held.programs["predict"].replay)
+                    now = partial(_waited, held, stage)
+                if found is not None:
+                    yield found()
+                    under_way.close()
+                found = now
+                under_way.push(this.pop_all())
+        if found is not None:
+            yield found()
+
+
+def _waited(held: Allocated, stage: Staging) -> np.ndarray:
+    return _shaped(held, stage.wait())
+
+
+def _shaped(held: Allocated, flat: np.ndarray) -> np.ndarray:
+    shape = held.bufs["output"].shape
+    return flat[: numel(shape)].reshape(shape)
 
 
 def on_gpu(net: Net, inputs: DeviceArray, batch: int) -> DeviceArray:

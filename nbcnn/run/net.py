@@ -248,7 +248,7 @@ class Net:
 
     def predict(self, images: np.ndarray, batch: int = 256) -> np.ndarray:
         """The network's output, float32, for uint8 or float32 `images` (M, C, H, W) or (M, F), or float32 series (M, F, L), in batches of `batch`."""
-        return np.concatenate(list(self.predict_batches(images, batch)))
+        return inference.whole(self, images, batch)
 
     def predict_batches(self, images: np.ndarray, batch: int = 256) -> Iterator[np.ndarray]:
         """Yield the output of `images` batch by batch. Raises UsageError if `images` has another shape or dtype."""
