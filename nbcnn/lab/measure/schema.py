@@ -58,6 +58,15 @@ _RUNG = {
     "over_cpu?": (float, None),
     "cpu_cores?": int,
 }
+
+
+def _times_or_why(found: dict[str, Any]) -> str | None:
+    """A row of a step that was timed has all of it, and any other says why not."""
+    if "why" in found:
+        return None
+    return next((f"lacks {name!r}" for name in ("step_ms", "images_per_second", "peak_bytes", "ratio") if name not in found), None)
+
+
 _STEP = {"form": str, "precision?": str, "batch": int, "step_ms?": TIMING, "images_per_second?": float, "peak_bytes?": int, "ratio?": float}
 _STEP |= {"iterations?": int, "over_graph?": float, "expert?": bool, "gradient_error?": float, "why?": str}
 _CUDNN = {"cudnn_ms": (TIMING, None), "ratio": (float, None), "best_plan_ms?": TIMING, "best_plan_ratio?": float, "best_plan_why?": str}
@@ -94,7 +103,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "step": (
         "the whole training step, ours first (and `iterations` of it in a row), then peers: what a user writes, and an `expert`; a row without"
         " times has `why`",
-        [_STEP],
+        [Named("step", _STEP, _times_or_why)],
     ),
     "epoch": (
         "a real epoch of 50,000 images, `iterations` of them in a row",
