@@ -218,7 +218,7 @@ def _timed(pool: Pool, problem: Problem, sets: int) -> Iterator[dict[str, Any]]:
 
 
 def _milliseconds(device: Any, launches: list[Any], sets: int) -> float:
-    """Of a call, in a captured graph of all sets; the shortest of a few replays."""
+    """The time of a call in a captured graph of all sets: the shortest of a few replays."""
 
     def spent(replay: Callable[[], None]) -> float:
         before, behind = event(), event()

@@ -56,9 +56,8 @@ class SquareTile(OverPixels):
     slots: int
     split: int = 1
 
-    @property
-    def BK(self) -> int:  # type: ignore[override]
-        return SQUARE * SQUARE
+    # The same for all tiles, so no field.
+    BK = SQUARE * SQUARE
 
     @property
     def PW(self) -> int:
