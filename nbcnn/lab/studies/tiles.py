@@ -28,7 +28,7 @@ from nbcnn.lab.measure.nets import Network, training
 from nbcnn.lab.measure.plans import H200
 from nbcnn.modes import MODES
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
-from nbcnn.plan.bounds import parity_bound
+from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.flops import conv_shape, fewest_flops
 from nbcnn.plan.graph import Step
 from nbcnn.plan.shapes import numel
@@ -218,7 +218,7 @@ def _timed(pool: Pool, problem: Problem, sets: int) -> Iterator[dict[str, Any]]:
 
 
 def _milliseconds(device: Any, launches: list[Any], sets: int) -> float:
-    """Of a call, in a captured graph of all sets; the shortest of a few replays."""
+    """The time of a call in a captured graph of all sets: the shortest of a few replays."""
 
     def spent(replay: Callable[[], None]) -> float:
         before, behind = event(), event()
@@ -285,10 +285,10 @@ def judged(rows: Sequence[Mapping[str, Any]], multiprocessors: int = H200) -> li
     """Rows of an earlier measurement with the tile first that is chosen today; a row whose tile was not timed then has no regret."""
     made = []
     for row in rows:
-        geometry = {name: row[name] for name in ("stride", "pad") if name in row} | (
-            {"eps": 1e-5, "momentum": 0.1} if "statistics" in row["op"] else {}
-        )
-        call = Call(row["op"], (), (), tuple(map(tuple, row["ins"])), tuple(map(tuple, row["outs"])), geometry, "NHWC")
+        attrs = {name: row[name] for name in ("stride", "pad") if name in row} | _OF_STATISTICS
+        ins, outs, store = tuple(map(tuple, row["ins"])), tuple(map(tuple, row["outs"])), STORE[row["precision"]]
+        stored = {"in_dtypes": (store,) * len(ins), "out_dtypes": (store,) * len(outs)}
+        call = Call(row["op"], (), (), ins, outs, attrs, "NHWC", **stored)
         impl = next(impl for part, impl in MODES["tensorcore", row["precision"]].chain(row["op"]) if part == row["part"])
         tile = impl.tile(call, multiprocessors)
         named = {"tile": asdict(tile), "kind": type(tile).__name__}

@@ -121,6 +121,11 @@ def correlation(call: Call) -> Correlation:
     return Correlation(N, H, W, C, P, Q, K, R, S, call.attrs["stride"], pad, pad)
 
 
+_MOST_PADDED, _MOST_PADDED_OF_TAP = 1.5, 2.0
+"""How many times its channels a source may be padded to, with several taps and with one, whose bytes take longer than its products: wgmma makes
+products 1.6 times as fast as mma.sync, which pads less."""
+
+
 def whole(count: int, channels: int) -> int:
     """`count` channels in whole steps of `channels`."""
     return -(-count // channels) * channels
@@ -130,11 +135,13 @@ def refusal(call: Call, channels: int) -> str | None:
     """None if the kernel serves the call, else the reason in words. `channels` are those of one tile along GK."""
     if reason := not_nhwc(call, "wgmma reads"):
         return reason
-    if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1 and not (in_phases(call) and call.op == "conv_dgrad"):
+    if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1 and not in_phases(call):
         return f"the input gradient of stride {call.attrs['stride']} is no correlation"
     g = correlation(call)
-    if g.C % channels:
-        return f"{g.C} channels to sum over are not a multiple of {channels}"
+    if whole(g.C, channels) > (_MOST_PADDED if g.taps > 1 else _MOST_PADDED_OF_TAP) * g.C:
+        return f"{g.C} channels to sum over would be padded to {whole(g.C, channels)}"
+    if g.C % 8:
+        return f"{g.C} channels to sum over are not a multiple of 8"
     if g.K % 8:
         return f"{g.K} channels to write are not a multiple of 8"
     if g.top < 0 or g.left < 0:

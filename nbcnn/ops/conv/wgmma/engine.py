@@ -9,13 +9,14 @@ import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal, whole
+from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.patch_kernel import correlate_patches
 from nbcnn.ops.conv.wgmma.split import PLANES, launch_split, split_traffic
-from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, choose, shared_bytes, tiles_of
+from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, shared_bytes, tiles_of, work
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
@@ -47,13 +48,14 @@ def implementations(precision: str) -> dict[str, Impl]:
         if reason:
             return reason
         g = correlation(call)
+        if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
+            return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
         if not candidates(g, kind, kind_of(call)):
             return f"no tile is whole pairs of rows of {g.Q} pixels"
         return None
 
     def tile(call: Call, multiprocessors: int) -> Tile | PatchTile:
-        g = correlation(call)
-        return patch.choose(_patch_tiles(call, kind, multiprocessors), g, multiprocessors) or choose(g, kind, kind_of(call), multiprocessors)
+        return min(tiles(call, multiprocessors), key=lambda tile: _cycles(call, kind, tile, multiprocessors))
 
     def tiles(call: Call, multiprocessors: int) -> Sequence[Tile | PatchTile]:
         return [*candidates(correlation(call), kind, kind_of(call)), *_patch_tiles(call, kind, multiprocessors)]
@@ -78,6 +80,14 @@ def _patch_tiles(call: Call, kind: Kind, multiprocessors: int) -> list[PatchTile
     """The patch tiles that serve a call: none for a mask of four phases, whose pixels do not lie as squares."""
     g, wanted = correlation(call), kind_of(call)
     return [] if wanted == "mask" and g.phases > 1 else patch.candidates(g, kind, multiprocessors, wanted == "moments")
+
+
+def _cycles(call: Call, kind: Kind, tile: Tile | PatchTile, multiprocessors: int) -> float:
+    """Estimated time of a call with a tile."""
+    g, wanted = correlation(call), kind_of(call)
+    if isinstance(tile, PatchTile):
+        return cycles(patch.work(g, kind, tile, wanted), RATES["patches", kind.name], multiprocessors)
+    return cycles(work(g, kind, tile, wanted), RATES["columns", kind.name], multiprocessors)
 
 
 def _row(g: Correlation, kind: Kind) -> int:

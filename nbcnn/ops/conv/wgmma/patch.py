@@ -11,12 +11,12 @@ With stride 2 a patch holds every second pixel of every second line: four patche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from nbcnn.ops.conv.frame.correlation import Correlation, whole
+from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.moments import Columns
-from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind, compulsory_bytes, end_bytes, product_bytes, product_cycles
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 SQUARE = 8
@@ -132,11 +132,11 @@ def moments_bytes(tile: PatchTile, kind: Kind) -> int:
 def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> list[PatchTile]:
     """The patch tiles that serve a correlation, with moments or without.
 
-    None where its images are no squares of 8×8, or its stride does not divide filter and image; nor for a single tap: it sees every pixel once, so
-    there is nothing to keep, and only two patches are in flight.
+    None where its images are no squares of 8×8, or its stride does not divide filter and image. A single tap sees every pixel once, so there the
+    filters must stay: only two patches are in flight.
     """
     divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
-    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides or g.R * g.S == 1:
+    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides:
         return []
     found: list[PatchTile] = []
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
@@ -149,25 +149,29 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         slots = free // (BN * ROW_BYTES)
         down, across = tiles_of(g, tile)
         tile = replace(tile, resident=min(down * across, blocks * multiprocessors))
-        if min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
+        if g.taps > 1 and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
             found.append(replace(tile, slots=min(slots, _MOST_SLOTS)))
         if across == 1 and steps <= min(slots, _MOST_KEPT):
             found.append(KeepingTile(**{**asdict(tile), "slots": steps}, kept=steps))
     return found
 
 
-def choose(tiles_given: Sequence[PatchTile], g: Correlation, multiprocessors: int) -> PatchTile | None:
-    """256×128 where every multiprocessor gets four such tiles, else 128×128 where each gets one; None: leave it to `tile.choose`.
-
-    In bf16 at batch 1,024 these are the fastest of all tiles of both kernels, or within 4 % of them.
-    """
-    tiles = {(tile.BM, tile.BN): tile for tile in tiles_given if not tile.keeps}
-    for shape, least in (((256, 128), 4), ((128, 128), 1)):
-        if shape in tiles:
-            down, across = tiles_of(g, tiles[shape])
-            if down * across >= least * multiprocessors:
-                return tiles[shape]
-    return None
+def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
+    """What a launch of the kernel asks for; a step is a tap of 128 bytes of channels, of which a patch serves several."""
+    down, across = tiles_of(g, tile)
+    w = window(g)
+    landed = patch_load(tile, w) / w.taps + (0 if tile.keeps else tile.BN * ROW_BYTES)
+    return Work(
+        tiles=down * across,
+        together=tile.blocks,
+        steps=g.taps * whole(g.C, kind.channels) // kind.channels,
+        ahead=min(tile.slots, 2 * w.taps),
+        tensor=product_cycles(kind, tile.BM, tile.BN),
+        shared=landed + product_bytes(kind, tile.BM, tile.BN),
+        fetched=landed,
+        ends=end_bytes(g, kind, tile.BM, tile.BN, epilogue),
+        memory=compulsory_bytes(g, kind, epilogue),
+    )
 
 
 _SHAPES = (

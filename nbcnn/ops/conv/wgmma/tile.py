@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.correlation import Correlation, whole
+from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 ALIGNMENT = 1024
@@ -120,21 +121,45 @@ def tiles_of(g: Correlation, tile: Tile) -> tuple[int, int]:
     return -(-g.GM // tile.BM), g.phases * -(-g.K // tile.BN)
 
 
-# Nanoseconds that a wave of blocks takes for one step and for beginning and end, by BM, BN, blocks: fitted to an H200 in bf16, batch 1024
-# (64 × 64 is an estimate: it was not timed).
-# Two blocks to a multiprocessor hide each other's end, so they win where GK is short; one large tile reads less, and wins where it is long.
-_TIMES = {(256, 128, 1): (594, 5000), (128, 256, 1): (594, 5000), (128, 128, 2): (760, 2200), (128, 64, 2): (617, 1000), (64, 64, 2): (450, 1000)}
-_OTHER = (594, 5000)
+def products_of(kind: Kind) -> int:
+    """Products of tensor cores behind one of the result's: six of the nine of three planes reach float32's bits."""
+    return 6 if kind.planes > 1 else 1
 
 
-def choose(g: Correlation, kind: Kind, epilogue: str, multiprocessors: int) -> Tile:
-    """The tile of the least time in that model; where two are equal, the larger."""
-    known = [tile for tile in candidates(g, kind, epilogue) if kind.planes > 1 or (tile.BM, tile.BN, tile.blocks) in _TIMES]
-    return min(known, key=lambda tile: _time(g, kind, tile, multiprocessors))
+def product_cycles(kind: Kind, rows: int, columns: int) -> float:
+    """Cycles of a multiprocessor's tensor cores for one step of rows × columns: 2,048 products of bfloat16 a cycle, or half as many of tf32."""
+    return products_of(kind) * rows * columns * kind.channels / (2048 if kind.element == 2 else 1024)
 
 
-def _time(g: Correlation, kind: Kind, tile: Tile, multiprocessors: int) -> tuple[int, int]:
-    step, ends = _TIMES.get((tile.BM, tile.BN, tile.blocks), _OTHER)
+def product_bytes(kind: Kind, rows: int, columns: int) -> float:
+    """Bytes of shared memory that wgmma reads for it: of every 64 rows those rows and all columns."""
+    return products_of(kind) * rows // 64 * (64 + columns) * ROW_BYTES
+
+
+def compulsory_bytes(g: Correlation, kind: Kind, epilogue: str) -> float:
+    """Bytes that any launch of the correlation moves: its source, filters and results once, and what the epilogue reads."""
+    results = g.phases * g.GM * g.K * kind.result
+    source = kind.planes * kind.element * (g.N * g.H * g.W * g.C + g.phases * g.K * g.GK)
+    return source + results * {"mask": 2.0, "pool": 0.25}.get(epilogue, 1.0)
+
+
+def end_bytes(g: Correlation, kind: Kind, rows: int, columns: int, epilogue: str) -> float:
+    """Bytes that the epilogue of a tile of rows × columns moves: to shared memory and out of it, to memory, and the mask from there."""
+    return rows * columns * kind.result * {"mask": 4.0, "pool": 2.25, "moments": 4.0}.get(epilogue, 3.0)
+
+
+def work(g: Correlation, kind: Kind, tile: Tile, epilogue: str) -> Work:
+    """What a launch of the kernel asks for."""
     down, across = tiles_of(g, tile)
-    waves = -(-down * across // (multiprocessors * tile.blocks))
-    return waves * (g.GK // kind.channels * step + ends), -tile.BM * tile.BN
+    landed = stage_bytes(tile, kind)
+    return Work(
+        tiles=down * across,
+        together=tile.blocks,
+        steps=g.taps * whole(g.C, kind.channels) // kind.channels,
+        ahead=tile.slots,
+        tensor=product_cycles(kind, tile.BM, tile.BN),
+        shared=landed + product_bytes(kind, tile.BM, tile.BN),
+        fetched=landed,
+        ends=end_bytes(g, kind, tile.BM, tile.BN, epilogue),
+        memory=compulsory_bytes(g, kind, epilogue),
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.conv.frame.correlation import Correlation, beyond_tma
+from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
 from nbcnn.ops.conv.wgmma import wgrad_square, wgrad_tile
@@ -45,7 +46,13 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         return [*wgrad_tile.candidates(g, self.precision, multiprocessors), *squares]
 
     def choose(self, g: Correlation, multiprocessors: int) -> PixelTile | SquareTile:
-        return wgrad_tile.choose(g, self.precision, multiprocessors)
+        return min(self.candidates(g, multiprocessors), key=lambda tile: self._cycles(tile, g, multiprocessors))
+
+    def _cycles(self, tile: PixelTile | SquareTile, g: Correlation, multiprocessors: int) -> float:
+        """Estimated time with a tile."""
+        if isinstance(tile, SquareTile):
+            return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], multiprocessors)
+        return cycles(wgrad_tile.work(g, tile), RATES["pixels", self.precision], multiprocessors)
 
     def column_tiles(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
         return tile.column_tiles(g)

@@ -19,11 +19,12 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.wgrad import OverPixels
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, consumer, init_ring, next_stage
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
-from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP
+from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP, compulsory_bytes, parts_bytes
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -55,9 +56,8 @@ class SquareTile(OverPixels):
     slots: int
     split: int = 1
 
-    @property
-    def BK(self) -> int:  # type: ignore[override]
-        return SQUARE * SQUARE
+    # The same for all tiles, so no field.
+    BK = SQUARE * SQUARE
 
     @property
     def PW(self) -> int:
@@ -129,6 +129,22 @@ def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
     most = min(MOST_SPLIT, tile.pixel_steps(g))
     for split in sorted({min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2)}):
         yield replace(tile, split=split)
+
+
+def work(g: Correlation, tile: SquareTile) -> Work:
+    """What the launch asks for."""
+    return Work(
+        tiles=tile.row_tiles(g) * tile.column_tiles(g) * tile.parts(g),
+        together=1,
+        steps=tile.steps(g),
+        ahead=tile.slots,
+        tensor=tile.BM * tile.R * tile.S * CHANNELS * tile.BK / 2048,
+        shared=tile.landed_bytes + tile.R * (tile.BM + tile.S * CHANNELS) * tile.BK * 2,
+        fetched=tile.landed_bytes,
+        ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS,
+        memory=compulsory_bytes(g, 2),
+        parts=parts_bytes(g, tile),
+    )
 
 
 @cache

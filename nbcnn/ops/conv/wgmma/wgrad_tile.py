@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.wgrad import OverPixels
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.kernel.loops import ceil_div
@@ -21,6 +22,8 @@ HELPERS = 3
 BARRIERS = 256
 HELPED = 4096
 """Bytes in which helper warps bring their sums together."""
+_SHARED_OF_MULTIPROCESSOR = 228 * 1024
+_RESERVED = 1024
 MOST_SPLIT = 132
 """Parts that the pixels are cut into at most."""
 
@@ -92,6 +95,7 @@ _TILES = {
         PixelTile(128, 256, 64, 2, 4),
         PixelTile(128, 192, 64, 2, 5),
         PixelTile(128, 128, 64, 2, 6),
+        PixelTile(192, 192, 64, 3, 4),
         PixelTile(64, 256, 64, 1, 5),
         PixelTile(64, 128, 64, 1, 6),
         PixelTile(64, 64, 64, 1, 6),
@@ -110,41 +114,39 @@ _TILES = {
         PixelTile(64, 64, 32, 1, 6, element=4, planes=2),
     ),
 }
-_STALLS = {"bf16": (1.15, 230), "tf32": (0.8, 500), "fp32": (1.0, 850)}
-"""(factor, cycles): a step takes factor × what shared memory needs for it + cycles. Fitted to ten tiles on an H200, to 9 %."""
-_SHARED_A_CYCLE = 128
-"""Bytes that shared memory moves a cycle. It is what limits most: tensor cores would be faster, by little in bf16, much in tf32."""
-_START_CYCLES = 5000
-"""Cycles of a block besides its steps: start, first tiles, storing its sums."""
-_PARTS_A_CYCLE = 1760
-"""Bytes of parts that the second launch adds a cycle."""
 
 
-def _step_cycles(tile: PixelTile, precision: str) -> float:
-    """Cycles of a step: what TMA writes, what is read and written to transpose it, and each 64 rows with all columns for every product."""
+def parts_bytes(g: Correlation, tile: OverPixels) -> float:
+    """Bytes of all parts."""
+    return 4.0 * tile.parts(g) * g.K * g.taps * g.C
+
+
+def compulsory_bytes(g: Correlation, element: int) -> float:
+    """Bytes of both operands once."""
+    return element * g.N * (g.H * g.W * g.C + g.P * g.Q * g.K)
+
+
+def work(g: Correlation, tile: PixelTile) -> Work:
+    """What the launch asks for: tiles of four-byte elements are read, transposed and written once more for each plane."""
     products, transposed = (3 if tile.planes == 2 else 1), (1 + tile.planes if tile.element == 4 else 0)
-    operands = tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element * products
-    factor, stall = _STALLS[precision]
-    return factor * ((1 + transposed) * tile.landed_bytes + operands) / _SHARED_A_CYCLE + stall
-
-
-def _cycles(tile: PixelTile, g: Correlation, precision: str, multiprocessors: int) -> float:
-    """Estimated time, in cycles."""
-    product = ceil_div(tile.blocks(g), multiprocessors) * (_START_CYCLES + tile.steps(g) * _step_cycles(tile, precision))
-    return product + 4 * g.K * g.R * g.S * g.C * tile.split / _PARTS_A_CYCLE
+    return Work(
+        tiles=tile.row_tiles(g) * tile.column_tiles(g) * tile.parts(g),
+        together=_SHARED_OF_MULTIPROCESSOR // (tile.shared_bytes + _RESERVED),
+        steps=tile.steps(g),
+        ahead=tile.slots,
+        tensor=products * tile.BM * tile.BN * tile.BK / (2048 if tile.element == 2 else 1024),
+        shared=(1 + transposed) * tile.landed_bytes + products * tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element,
+        fetched=tile.landed_bytes,
+        ends=4.0 * tile.BM * tile.BN,
+        memory=compulsory_bytes(g, tile.element),
+        parts=parts_bytes(g, tile),
+    )
 
 
 def candidates(g: Correlation, precision: str, multiprocessors: int) -> Iterator[PixelTile]:
-    """Every tile with the splits that fill half a wave, one or two, or leave the pixels whole."""
+    """Every tile with the splits that fill half a wave, or one to four, or leave the pixels whole."""
     for tile in _TILES[precision]:
         outputs = tile.row_tiles(g) * tile.column_tiles(g)
         most = min(MOST_SPLIT, tile.pixel_steps(g))
-        for split in sorted({1, *(min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2))}):
+        for split in sorted({1, *(min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2, 3, 4))}):
             yield replace(tile, split=split)
-
-
-def choose(g: Correlation, precision: str, multiprocessors: int) -> PixelTile:
-    """The candidate with the least estimated time, of those that make one wave if there are any: fewer parts to store and to add."""
-    every = list(candidates(g, precision, multiprocessors))
-    one_wave = [tile for tile in every if tile.blocks(g) <= multiprocessors]
-    return min(one_wave or every, key=lambda tile: _cycles(tile, g, precision, multiprocessors))

@@ -1,0 +1,106 @@
+"""A model of the time that a launch of tiles takes, by which engines choose among them.
+
+A multiprocessor that has `together` blocks takes the tiles of a launch in waves. A step of a tile keeps three things busy: the tensor cores, shared
+memory (which TMA writes and wgmma reads), and the way from L2, of which every multiprocessor has a share. The slowest of them is what a step takes;
+or, where few blocks leave them idle, the latency of its loads over the number of steps that are in flight. As these disturb each other, the largest
+is taken softly, as a p-norm. A tile begins and ends beside: first loads, epilogue. What one block does then, others on the multiprocessor cover in
+part. No launch is faster than its compulsory bytes out of memory, and a second launch adds up the parts of a split sum.
+
+Rates are cycles and bytes, fitted to measured times of every tile of the convolutions of `bench nets` (`nbcnn.lab.studies.tiles`).
+docs/log/tensor-cores.md has the regrets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launch of tiles asks for.
+
+    tiles       blocks' tiles in all; `together` blocks share a multiprocessor
+    steps       of a tile, of which `ahead` are in flight
+    tensor      cycles of a step on tensor cores at their full rate; shared: its bytes through shared memory; fetched: its bytes out of L2
+    ends        bytes that the epilogue of a tile moves
+    memory      compulsory bytes of the launch
+    parts       bytes of the parts that a second launch adds, 0 without one
+    """
+
+    tiles: int
+    together: int
+    steps: float
+    ahead: float
+    tensor: float
+    shared: float
+    fetched: float
+    ends: float
+    memory: float
+    parts: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a multiprocessor does in a cycle, and the cycles that things take however small they are.
+
+    tensor      part of the full rate of tensor cores; shared, fetched: bytes a cycle of a multiprocessor
+    latency     cycles from asking for the operands of a step to having multiplied them
+    start       cycles of a tile besides its steps; ends: bytes of the epilogue a cycle
+    covered     part of a tile's beginning and end that other blocks on the multiprocessor cover
+    memory      bytes a cycle of the whole GPU
+    soft        p of the norm
+    second      cycles of a second launch at least; parts: the bytes that it adds a cycle
+    """
+
+    tensor: float
+    shared: float
+    fetched: float
+    latency: float
+    start: float
+    ends: float
+    covered: float
+    memory: float
+    soft: float
+    second: float = 0.0
+    parts: float = 1.0
+
+
+def cycles(work: Work, rates: Rates, multiprocessors: int) -> float:
+    """Estimated cycles of a launch, and of the second one if it has parts."""
+
+    p = rates.soft
+
+    def wave(blocks: int) -> float:
+        busy = (work.tensor / rates.tensor, work.shared / rates.shared, work.fetched / rates.fetched)
+        step = (sum((blocks * each) ** p for each in busy) + (rates.latency / work.ahead) ** p) ** (1 / p)
+        ends = rates.start + blocks * work.ends / rates.ends
+        return work.steps * step + ends * (1 - rates.covered * (blocks - 1) / blocks)
+
+    full, rest = divmod(work.tiles, multiprocessors * work.together)
+    product = full * wave(work.together) + (wave(-(-rest // multiprocessors)) if rest else 0.0)
+    memory = work.memory / rates.memory
+    product = (product**p + memory**p) ** (1 / p)
+    return product + (rates.second + work.parts / rates.parts if work.parts else 0.0)
+
+
+_COLUMNS = Rates(1.0, 132, 137, 1780, 4150, 37.5, 0.162, 1870, 5.24)
+_PATCHES = Rates(1.0, 200, 43.9, 856, 686, 36.8, 0.0, 1170, 3.36)
+_NOTHING = float("inf")
+"""A rate that limits nothing."""
+RATES = {
+    ("columns", "bf16"): _COLUMNS,
+    ("patches", "bf16"): _PATCHES,
+    ("pixels", "bf16"): Rates(1.0, 200, 65.7, 2100, 3760, 115, 0.0, 2360, 3.29, 1670, 1110),
+    ("squares", "bf16"): Rates(1.0, 200, 200, 100, 6400, 42.1, 0.633, 1930, 2.88, 300, 1360),
+    ("columns", "tf32"): _COLUMNS,
+    ("patches", "tf32"): _PATCHES,
+    ("columns", "fp32"): replace(_COLUMNS, tensor=0.75, latency=3000),
+    # Tiles are transposed in shared memory, which nothing overlaps: these two were fitted to ten tiles, to 9 %.
+    ("pixels", "tf32"): Rates(_NOTHING, 160, _NOTHING, 2500, 5000, _NOTHING, 0.0, _NOTHING, 1, 0, 1760),
+    ("pixels", "fp32"): Rates(_NOTHING, 128, _NOTHING, 3400, 5000, _NOTHING, 0.0, _NOTHING, 1, 0, 1760),
+}
+"""By kernel and precision: the correlation by columns and by patches, the weight gradient by pixels and by squares; at 1.755 GHz of an H200.
+
+Those of bf16 are fitted to 3,109 times of 144 convolutions, and choose tiles that take 1.0 % longer than the fastest, 15 % at most. Correlations in
+tf32 and fp32 have them too: products are counted at each precision's own rate.
+"""
