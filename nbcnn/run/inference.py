@@ -35,8 +35,10 @@ def outputs(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
     """Yield the output of `inputs` batch by batch. Raises UsageError if they are none, or have another shape or dtype than the net's."""
     _check(net, inputs)
     if _many(net, len(inputs), batch):
-        return _copied_by_threads(net, inputs, batch, lambda start, stop: np.empty((stop - start, *net.output_shape), np.float32))
-    return (part.copy() for part in _computed(net, inputs, batch))
+        yield from _copied_by_threads(net, inputs, batch, lambda start, stop: np.empty((stop - start, *net.output_shape), np.float32))
+    else:
+        for part in _computed(net, inputs, batch):
+            yield part.copy()
 
 
 def _check(net: Net, inputs: np.ndarray) -> None:
