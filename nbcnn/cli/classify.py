@@ -352,8 +352,9 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
     """
     from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
+    from nbcnn.nn.graphs import wired
     from nbcnn.nn.layer import sized
-    from nbcnn.plan.graph import Buf, Tape, named, trace
+    from nbcnn.plan.graph import Buf, Tape, trace_nodes
 
     (channels, *_), run_model, note = origin.image_shape, _run_flags(origin).get("model"), ""
     if origin.model is None:
@@ -365,7 +366,7 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
     else:
         layers = models.encoder(models.autoencoder(channels, code=origin.code_shape[0]), models.code("autoencoder"))
     layers = sized(layers, origin.image_shape)
-    made, _ = trace(Tape(training=False), named(layers), Buf("x", (1, *origin.image_shape)))
+    (made, *_), _ = trace_nodes(Tape(training=False), wired(layers), [Buf("x", (1, *origin.image_shape))])
     if made.shape[1:] != origin.code_shape:
         what = f"the encoder of {model or 'the autoencoder'} makes codes of {made.shape[1:]}, these features are of {origin.code_shape}"
         raise UsageError("; ".join(filter(None, (f"--baselines: {what}", note, "extract the features again, or leave --baselines out"))))

@@ -29,7 +29,7 @@ def add_products(acc, left, right, row, column):
 
 @jit(device=True)
 def add_products_twice(total, acc, left, right, row, column):
-    """As `add_products`, the sum of these STEP products in float32, which is then added to `total` in float64."""
+    """Add the sum of these STEP products, made by `add_products` in float32, to `total` in float64."""
     for j in range(16):
         acc[j] = 0.0
     add_products(acc, left, right, row, column)
