@@ -23,7 +23,7 @@ from nbcnn.lab.measure.plans import H200
 from nbcnn.modes import MODES, Row, with_dwconv
 from nbcnn.nn import activations, corruption, joins, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
-from nbcnn.nn.activations import GELU, PReLU, ReLU, Sigmoid, Swish
+from nbcnn.nn.activations import GELU, HardSwish, PReLU, ReLU, ReLU6, Sigmoid, Swish
 from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import Graph, Input, unpack, wired
 from nbcnn.nn.joins import Concat, Losses
@@ -156,6 +156,14 @@ def _graph() -> Graph:
     return Graph.of([a, b], [first, second], Losses((SoftmaxCrossEntropy(), SoftmaxCrossEntropy())))
 
 
+def _upwards() -> Graph:
+    """A value beside what was halved and doubled again, as a U-Net joins them."""
+    x = Input(SMALL)
+    y = Conv2d(16, 3, padding=1)(x)
+    joined = Concat()([y, ConvTranspose2d(8, 2, stride=2)(MaxPool2d(2)(y))])
+    return Graph.of([x], [Linear(10)(Flatten()(joined))], SoftmaxCrossEntropy())
+
+
 def _kinds(layers: Sequence[Any]) -> Iterator[type]:
     """The classes of layers, and of those inside them."""
     for layer in layers:
@@ -219,13 +227,23 @@ USERS = (
     User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
     User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
     User("Conv2d + BatchNorm2d + ReLU", "layers that become one op", _behind_conv(BatchNorm2d(), ReLU()), SMALL),
-    User("Conv2d + BatchNorm2d + GELU", "layers that become one op", _behind_conv(BatchNorm2d(), GELU()), SMALL),
+    *(
+        User(f"Conv2d + BatchNorm2d + {type(layer).__name__}", "layers that become one op", _behind_conv(BatchNorm2d(), layer), SMALL)
+        for layer in (GELU(), ReLU6(), HardSwish(), Swish())
+    ),
     User(
         "Residual + ReLU",
         "layers that become one op, a BatchNorm2d at the end of the residual's body",
         _behind_conv(Residual(Conv2d(16, 3, padding=1), BatchNorm2d()), ReLU()),
         SMALL,
     ),
+    User(
+        "Residual between ReLUs",
+        "layers whose gradients are added and masked in one pass",
+        _behind_conv(ReLU(), Residual(Conv2d(16, 3, padding=1)), ReLU()),
+        SMALL,
+    ),
+    User("Concat behind ConvTranspose2d", "layers of which one copy adds a bias", _upwards, SMALL),
     User("BatchNorm2d --sync-stats", "several ranks, each with a part of the batch", _behind_conv(BatchNorm2d()), SMALL, ranks=2),
     User("GroupNorm", "layer", _behind_conv(GroupNorm(4)), SMALL),
     User("EvoNormS0 (large)", "layer, images that no block holds", _between_convs(EvoNormS0(8)), LARGE),
