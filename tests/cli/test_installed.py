@@ -78,7 +78,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {"cu12", "cu13", "nccl", "onnx", "onnx-tests", "torch", "dev", "docs"} == {
         line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra: ")
     }
-    assert wheel.stat().st_size < 2_000_000
+    assert wheel.stat().st_size < 2_500_000  # 600 modules and the results; no data set, no kernels
 
 
 @pytest.mark.full
