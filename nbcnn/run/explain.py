@@ -7,8 +7,9 @@ from typing import Any
 
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layer import parameters, sized
+from nbcnn.plan.arena import live_bytes
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
-from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named
+from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, named
 from nbcnn.plan.shapes import numel
 from nbcnn.run.peaks import Ceilings
 

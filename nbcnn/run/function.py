@@ -23,7 +23,8 @@ from nbcnn.gpu.compiler import SIMULATOR
 from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import wired
 from nbcnn.ops.kernel.row import Row
-from nbcnn.plan.graph import ALIGNMENT, Buf, Plan, Planned, Step, Tape, drop_dead, plan_arena, trace_nodes
+from nbcnn.plan.arena import ALIGNMENT, plan_arena
+from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, drop_dead, trace_nodes
 from nbcnn.plan.shapes import numel
 from nbcnn.run.program import Program, constants
 from nbcnn.run.resolve import plan_on

@@ -227,7 +227,7 @@ class Net:
         return value, dy, lambda dy: backward(dy if len(ys) > 1 else [dy])
 
     def lower(self, recorded: Recorded, branching: bool = False) -> Plan:
-        """The plan of recorded steps on this net's row; `branching` as in `graph.lower`.
+        """The plan of recorded steps on this net's row; `branching` as in `lowering.lower`.
 
         Raises UsageError if a Buf is too large or `strict` is violated.
         """

@@ -2,7 +2,7 @@
 
     check      does what is to be trained fit together?
     record     layers, fused → the steps of one training step: gather, forward, loss, backward, update, bookkeeping; dead ones dropped
-    plan       steps → implementations, tiles, packed weights, offsets in the arena (`Net.lower`: `resolve.plan_on`, `graph.lower`)
+    plan       steps → implementations, tiles, packed weights, offsets in the arena (`Net.lower`: `resolve.plan_on`, `lowering.lower`)
     plans      one for each batch size that an epoch and an evaluation have
     memory     what these plans take; `fit` refuses what is too much, and says which batch is not
     allocate   arrays allocated and filled, programs bound (`allocation.Allocated`, which also compiles them)

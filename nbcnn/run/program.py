@@ -10,7 +10,9 @@ import numpy as np
 from nbcnn.gpu.capture import JOIN, MAIN, SIDE
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Call, bare_call
-from nbcnn.plan.graph import Buf, Plan, Planned, banks_of, join
+from nbcnn.plan.arena import join
+from nbcnn.plan.graph import Buf, Plan, Planned
+from nbcnn.plan.lowering import banks_of
 from nbcnn.plan.packing import table
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import FLOATING, decode

@@ -9,7 +9,8 @@ from typing import Any
 from nbcnn.files.errors import UsageError
 from nbcnn.ops.kernel.call import bare_call
 from nbcnn.ops.kernel.row import Row
-from nbcnn.plan.graph import Buf, Plan, Resolution, Step, lower
+from nbcnn.plan.graph import Buf, Plan, Resolution, Step
+from nbcnn.plan.lowering import lower
 from nbcnn.plan.packing import placement_of
 from nbcnn.plan.shapes import numel
 
@@ -32,7 +33,7 @@ def plan_on(
     """The plan of recorded `steps` on `row`, for a device of that size and capability.
 
     `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
-    `branching` as in `graph.lower`. Raises UsageError if a Buf is too large or no implementation supports a step.
+    `branching` as in `lowering.lower`. Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
         # A data set may be larger: the gather kernels have 64 bits for the image, and 32 within it.

@@ -32,8 +32,10 @@ from nbcnn.nn import description
 from nbcnn.nn.graphs import wired
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import encoder
+from nbcnn.plan.arena import join
 from nbcnn.plan.bounds import parity_bound
-from nbcnn.plan.graph import Buf, Resolution, Tape, join, lower, trace_nodes
+from nbcnn.plan.graph import Buf, Resolution, Tape, trace_nodes
+from nbcnn.plan.lowering import lower
 from nbcnn.run.net import Net
 
 IMAGE = (3, 6, 8)

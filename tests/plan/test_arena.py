@@ -13,8 +13,10 @@ from nbcnn.nn.activations import LeakyReLU, ReLU, Swish
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
-from nbcnn.plan.graph import ALIGNMENT, Buf, Resolution, Step, Tape, drop_dead, lower, named, plan_arena, trace
+from nbcnn.plan.arena import ALIGNMENT, plan_arena
+from nbcnn.plan.graph import Buf, Resolution, Step, Tape, drop_dead, named, trace
 from nbcnn.plan.graph import Planned as Item
+from nbcnn.plan.lowering import lower
 
 PROPERTY = settings(deadline=None, max_examples=60, derandomize=True)
 

@@ -10,23 +10,9 @@ from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual, parameters, sized
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import CODES, MODELS, autoencoder, code, encoder
 from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
-from nbcnn.plan.graph import (
-    Buf,
-    Planned,
-    Resolution,
-    ShapeError,
-    Step,
-    Tape,
-    drop_dead,
-    join,
-    lifetimes,
-    live_bytes,
-    lower,
-    named,
-    names,
-    plan_arena,
-    trace,
-)
+from nbcnn.plan.arena import join, lifetimes, live_bytes, plan_arena
+from nbcnn.plan.graph import Buf, Planned, Resolution, ShapeError, Step, Tape, drop_dead, named, names, trace
+from nbcnn.plan.lowering import lower
 
 PLAIN = Resolution(None, "test")
 

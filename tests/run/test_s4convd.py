@@ -18,7 +18,8 @@ from nbcnn.nn.models import LOSSES, s4convd
 from nbcnn.nn.series_layers import GLU, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.ops.kernel.call import bare_call, host
 from nbcnn.plan.bounds import STORE, parity_bound
-from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, lower, named, trace
+from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, named, trace
+from nbcnn.plan.lowering import lower
 from nbcnn.plan.storage import decode, encode
 from nbcnn.run.net import Net
 from nbcnn.run.resolve import resolver

@@ -48,7 +48,8 @@ from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.products.winners import launch_keep_winner
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.svm import mirror, process, rows, smo
-from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, lower, named, trace, trace_nodes
+from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, named, trace, trace_nodes
+from nbcnn.plan.lowering import lower
 from nbcnn.plan.merging import merge
 from nbcnn.plan.names import FITTED
 from nbcnn.plan.shapes import numel

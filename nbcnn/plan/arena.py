@@ -1,0 +1,88 @@
+"""This module gives every temporary of planned steps an offset in one block of memory, the arena: none that is still read is written over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbcnn.plan.graph import Buf, Planned, Step
+
+ALIGNMENT = 256
+"""Every Buf in the arena starts at a multiple of so many bytes."""
+
+
+def align(count: int, to: int) -> int:
+    """`count`, rounded up to a multiple of `to`."""
+    return -(-count // to) * to
+
+
+def join(planned: Sequence[Planned]) -> int:
+    """The number of the first step that reads a gradient: the side branch must have ended by then."""
+    return next((at for at, item in enumerate(planned) if reads_gradient(item.step)), len(planned))
+
+
+def reads_gradient(step: Step) -> bool:
+    """Whether a step reads a gradient of parameters."""
+    return any(buf.root.home == "grad" for buf in step.ins)
+
+
+def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
+    """First and last step during which each temporary is needed."""
+    spans: dict[Buf, tuple[int, int]] = {}
+    joined = join(planned)
+    for at, item in enumerate(planned):
+        last = max(at, joined) if item.side else at
+        touched = [*item.step.ins, *item.step.outs]
+        if item.scratch is not None:
+            touched.append(item.scratch)
+        if item.packed is not None:
+            touched.append(item.packed[0])
+        for buf in touched:
+            root = buf.root
+            if root.home == "arena":
+                first, known = spans.get(root, (at, at))
+                spans[root] = (first, max(known, last))
+    return spans
+
+
+def plan_arena(planned: Sequence[Planned]) -> tuple[dict[Buf, int], int]:
+    """Returns offsets in bytes for all temporaries, and the arena's size: greedy by size over lifetimes first use..last use.
+
+    Largest first, each at the lowest offset that is free during its whole life (best known simple heuristic for offline
+    allocation; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
+    """
+    spans, beside = _places(planned)
+    placed: list[tuple[int, int, Buf]] = []
+    offsets: dict[Buf, int] = {}
+    for buf in sorted(spans, key=lambda b: (-b.nbytes, spans[b][0])):
+        first, last = spans[buf]
+        at = 0
+        for start, end, other in placed:
+            overlaps = spans[other][0] <= last and first <= spans[other][1]
+            if overlaps and start < at + buf.nbytes and at < end:
+                at = align(end, ALIGNMENT)
+        offsets[buf] = at
+        placed.append((at, at + max(buf.nbytes, 1), buf))
+        placed.sort(key=lambda entry: entry[0])
+    offsets |= {buf: offsets[largest] for buf, largest in beside.items()}
+    return offsets, align(max((end for _, end, _ in placed), default=0), ALIGNMENT)
+
+
+def _places(planned: Sequence[Planned]) -> tuple[dict[Buf, tuple[int, int]], dict[Buf, Buf]]:
+    """The lifetimes of what wants a place of its own, and by Buf the one in whose place it lies.
+
+    Steps of the side branch run one after another, so one scratch, as large as the largest, serves them all: at batch 1 that is half of the arena.
+    """
+    spans = lifetimes(planned)
+    beside = sorted((item.scratch for item in planned if item.side and item.scratch is not None), key=lambda buf: -buf.nbytes)
+    if len(beside) < 2:
+        return spans, {}
+    largest, *others = beside
+    lives = [spans.pop(buf) for buf in beside]
+    spans[largest] = min(first for first, _ in lives), max(last for _, last in lives)
+    return spans, dict.fromkeys(others, largest)
+
+
+def live_bytes(planned: Sequence[Planned]) -> int:
+    """The largest sum of temporaries alive at one step: no arena can be smaller."""
+    spans, _ = _places(planned)
+    return max((sum(b.nbytes for b, (first, last) in spans.items() if first <= at <= last) for at in range(len(planned))), default=0)

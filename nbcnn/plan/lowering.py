@@ -1,0 +1,207 @@
+"""This module lowers recorded steps to a plan for one row of the op table: implementations, layouts, packed weights, the side branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nbcnn.plan.arena import ALIGNMENT, align, plan_arena, reads_gradient
+from nbcnn.plan.graph import Buf, Plan, Planned, Resolution, Shape, Step
+from nbcnn.plan.packing import Bank, Placement, table, tiles_of
+from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import ITEMSIZE
+
+SIDE_BYTES = 32 << 20
+"""A weight gradient that reads less may run beside the rest of the backward pass. One that reads as much fills the GPU by itself, and what it reads
+would stay in memory until the branches meet: 330 of the 1,120 MiB of U-Net's arena at batch 16."""
+
+
+def lower(
+    steps: Sequence[Step],
+    layout: str,
+    resolve: Callable[[Step], Resolution],
+    flat_params: Buf | None = None,
+    store: str = "float32",
+    branching: bool = False,
+) -> Plan:
+    """Fit recorded steps to a row: how activations are stored, converts at the two doors, packed weights, scratch, the arena.
+
+    `resolve` says how a step runs. Weights that implementations want in another order are gathered by a `pack_weights`
+    step for each dtype at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy.
+    `branching` lets weight gradients that read little (SIDE_BYTES) run beside the rest of the backward pass, which keeps what they read alive longer.
+    """
+    hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
+    slots, sizes, mapped = _place_packed(hows)
+    packed = {dtype: Buf(f"packed weights {dtype}", (count,), dtype) for dtype, count in sizes.items()}
+    maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in mapped.items()}
+    if maps and flat_params is None:
+        raise ValueError("a plan that packs weights needs the flat parameter Buf")
+    # A shared layer's second gradient is added to its first within the backward pass: the side branch is joined there, and not opened again.
+    joined = next((at for at, (step, _) in enumerate(hows) if reads_gradient(step)), len(hows))
+    planned, packing = list[Planned](), list[Planned]()
+    for at, ((step, how), slot) in enumerate(zip(hows, slots, strict=True)):
+        scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
+        small = sum(buf.nbytes for buf in step.ins) < SIDE_BYTES
+        side = branching and small and at < joined and all(buf.root.home == "grad" for buf in step.outs)
+        planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
+    tables = dict[Buf, Buf]()
+    for buf, index in maps.items():
+        banks = banks_of(planned, buf, lambda _: 0)
+        if banks:
+            tables[buf] = Buf(f"pack table {buf.dtype}", (table(banks).size,), "int32", "const")
+        operands = (flat_params, index, *([tables[buf]] if banks else []))
+        pack = Step("pack_weights", operands, (buf,), {"tiles": tiles_of(banks)} if banks else {}, "pack")  # type: ignore[arg-type]
+        packing.append(Planned(pack, resolve(pack)))
+    planned = _pack_made([*packing, *planned], maps, resolve)
+    offsets, total = plan_arena(planned)
+    return Plan(tuple(planned), offsets, total, maps, layout, store, tables)
+
+
+def banks_of(planned: Sequence[Planned], packed: Buf, first: Callable[[str], int]) -> list[Bank]:
+    """The filter banks of which `packed` has copies that need no map; `first`: where the parameter of a name begins in the flat ones."""
+    banks: dict[Buf, tuple[tuple[int, ...], dict[int, Placement]]] = {}
+    for item in planned:
+        if item.packed is not None and item.packed[0] is packed and item.how.placement is not None:
+            weight = item.step.ins[1]
+            banks.setdefault(weight.root, (weight.shape, {}))[1][item.packed[1]] = item.how.placement
+    return [(first(root.name), shape, copies) for root, (shape, copies) in banks.items()]
+
+
+def _place_packed(
+    hows: Sequence[tuple[Step, Resolution]],
+) -> tuple[list[tuple[int, int] | None], dict[str, int], dict[str, tuple[int, int]]]:
+    """(start, count) of every step's packed weight, by dtype the elements of all of them together, and (terms, elements) of those that want a map.
+
+    These stand first. A weight that another step makes is none of these: `_pack_made`. Steps that run alike on one weight, as those of the parts of
+    a batch do, share a copy.
+    """
+    slots: list[tuple[int, int] | None] = []
+    sizes: dict[str, tuple[int, int]] = {}
+    placed: dict[str, int] = {}
+    known: dict[Any, tuple[int, int]] = {}
+    for step, how in hows:
+        if how.packs is None or _weight_made(step):
+            slots.append(None)
+            continue
+        shapes = tuple(buf.shape for buf in (*step.ins, *step.outs))
+        key = (step.op, step.ins[1].root, how.packed, how.packs, id(how.impl), how.tile, shapes, tuple(sorted(step.attrs.items())))
+        if key in known:
+            slots.append(known[key])
+            continue
+        terms, count = how.packs
+        most, start = sizes.get(how.packed, (1, 0))
+        itemsize = ITEMSIZE[how.packed]
+        whole = align(count * itemsize, ALIGNMENT) // itemsize
+        if how.placement is None:
+            sizes[how.packed] = max(most, terms), start + whole
+        else:
+            start = placed.get(how.packed, 0)
+            placed[how.packed] = start + whole
+        known[key] = start, count
+        slots.append(known[key])
+    mapped = {dtype: sizes.get(dtype, (1, 0)) for dtype in (*sizes, *placed)}
+    for at, ((_, how), slot) in enumerate(zip(hows, slots, strict=True)):
+        if slot is not None and how.placement is not None:
+            slots[at] = mapped[how.packed][1] + slot[0], slot[1]
+    return slots, {dtype: count + placed.get(dtype, 0) for dtype, (_, count) in mapped.items()}, mapped
+
+
+def _weight_made(step: Step) -> bool:
+    """Whether another step makes the weight that this one reads: a temporary of one axis, which no row rounds."""
+    return any(buf.root.home == "arena" and len(buf.root.shape) == 1 for buf in step.ins[1:2])
+
+
+def _pack_made(planned: Sequence[Planned], maps: dict[Buf, Buf], resolve: Callable[[Step], Resolution]) -> list[Planned]:
+    """The steps with a `pack_weights` step before each that wants a packed copy of a weight that a step makes (a folded norm); adds to `maps`."""
+    made: list[Planned] = []
+    for item in planned:
+        if item.how.packs is not None and _weight_made(item.step):
+            weight, size, name = item.step.ins[1].root, item.how.packs, f"{item.step.scope}.packed weight"
+            packed, index = Buf(name, size[1:], item.how.packed), Buf(f"{name} map", size, "int32", "const")
+            maps[packed] = index
+            pack = Step("pack_weights", (weight, index), (packed,), {}, item.step.scope)
+            made.append(Planned(pack, resolve(pack)))
+            item = replace(item, packed=(packed, 0, size[1]))
+        made.append(item)
+    return made
+
+
+def _stored(steps: Sequence[Step], store: str) -> list[Step]:
+    """The steps with every activation and every gradient of one kept as `store`: temporaries of two axes or more."""
+    if store == "float32":
+        return list(steps)
+    stored: dict[Buf, Buf] = {}
+
+    def swap(buf: Buf) -> Buf:
+        root = buf.root
+        if root.home != "arena" or root.dtype != "float32" or len(root.shape) < 2:
+            return buf
+        kept = stored.setdefault(root, replace(root, dtype=store))
+        return kept if buf is root else kept.reshaped(buf.shape)
+
+    return [replace(step, ins=tuple(map(swap, step.ins)), outs=tuple(map(swap, step.outs))) for step in steps]
+
+
+def _in_order(shape: Shape, layout: str) -> bool:
+    """Whether images of this shape lie in memory in C, H, W order: always in NCHW, and where there is one channel or one pixel."""
+    return layout == "NCHW" or shape[1] == 1 or numel(shape[2:]) == 1
+
+
+def _without_copies(steps: Sequence[Step], layout: str) -> list[Step]:
+    """The steps without those that flatten images, or give vectors the shape of images, where both lie in memory alike: readers take the source.
+
+    A result that is not a temporary is the caller's, who finds it where he looks; then the step stays, and copies.
+    """
+    instead: dict[Buf, Buf] = {}
+
+    def swap(buf: Buf) -> Buf:
+        source = instead.get(buf.root)
+        return buf if source is None else source.reshaped(buf.shape)
+
+    made: list[Step] = []
+    for step in steps:
+        step = replace(step, ins=tuple(map(swap, step.ins)), outs=tuple(map(swap, step.outs)))
+        if step.op in ("flatten_fprop", "flatten_dgrad"):
+            source, target = step.ins[0], step.outs[0]
+            images = source if step.op == "flatten_fprop" else target
+            if _in_order(images.shape, layout) and source.root.home == target.root.home == "arena":
+                instead[target.root] = source.root
+                continue
+        made.append(step)
+    return made
+
+
+def _convert_doors(steps: Sequence[Step], layout: str, store: str) -> list[Step]:
+    """Convert the caller's floats on their way in and out, where a row stores them in another layout or rounded."""
+    inside: dict[Buf, Buf] = {}
+    made: list[Step] = []
+    steps = _without_copies(steps, layout)
+
+    def is_door(buf: Buf) -> bool:
+        other = (len(buf.shape) == 4 and not _in_order(buf.shape, layout)) or (store != "float32" and len(buf.shape) >= 2)
+        return buf.home == "io" and buf.dtype == "float32" and other
+
+    def convert(source: Buf, target: Buf, layouts: tuple[str, str], scope: str) -> Step:
+        # Only images have two layouts: vectors and series are one row of channels an example.
+        shape = source.shape if len(source.shape) == 4 else (source.shape[0], numel(source.shape[1:]), 1, 1)
+        attrs = dict(zip(("source", "target"), layouts, strict=True))
+        return Step("convert", (source.reshaped(shape),), (target.reshaped(shape),), attrs, scope)
+
+    for step in steps:
+        ins = []
+        for buf in step.ins:
+            if is_door(buf) and buf not in inside:
+                inside[buf] = Buf(f"{buf.name}.{layout}", buf.shape, buf.dtype)
+                made.append(convert(buf, inside[buf], ("NCHW", layout), step.scope))
+            ins.append(inside.get(buf, buf))
+        outs, leaving = [], []
+        for buf in step.outs:
+            if is_door(buf):
+                kept = Buf(f"{buf.name}.{layout}", buf.shape, buf.dtype)
+                leaving.append(convert(kept, buf, (layout, "NCHW"), step.scope))
+                buf = kept
+            outs.append(buf)
+        made.append(replace(step, ins=tuple(ins), outs=tuple(outs)))
+        made.extend(leaving)
+    return made
