@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
+import sys
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,6 +122,24 @@ def test_pytorch_works_on_the_stream_that_is_timed(monkeypatch):
         one.repeat(1)
     calls[0].enqueue(1)
     assert lent == [first, second, first]
+
+
+def test_a_stream_that_pytorch_works_on_outlives_its_device(monkeypatch):
+    cuda = SimpleNamespace(ExternalStream=int, set_stream=lambda number: None)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+    class Stream:
+        handle = 7
+
+    device = SimpleNamespace(stream=Stream())
+    of = weakref.ref(device.stream)
+    peers._share_stream(device)
+    del device
+    gc.collect()
+    assert of() is not None
+    peers._share_stream(SimpleNamespace(stream=Stream()))
+    gc.collect()
+    assert of() is None
 
 
 def test_the_sweeps_networks_fit_their_images():

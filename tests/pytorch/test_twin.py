@@ -19,7 +19,7 @@ from nbcnn.lab.measure.nets import examples  # noqa: E402
 from nbcnn.lab.peers import nets as peers  # noqa: E402
 from nbcnn.lab.peers import resnet as peer  # noqa: E402
 from nbcnn.lab.peers.twin import loss_of, twin  # noqa: E402
-from nbcnn.lab.studies import resnet  # noqa: E402
+from nbcnn.lab.studies import fusion_sweep, resnet  # noqa: E402
 from nbcnn.nn.graphs import Graph, Input  # noqa: E402
 from nbcnn.nn.layers import Residual  # noqa: E402
 from nbcnn.nn.models import resnet18  # noqa: E402
@@ -113,3 +113,14 @@ def test_the_peer_of_study_resnet_trains():
     assert row["accuracy"] * 20 == pytest.approx(round(row["accuracy"] * 20))
     assert (row["epochs"], row["form"]) == (2, "PyTorch eager")
     assert row["seconds"] > 0 < row["ready_seconds"]
+
+
+@pytest.mark.parametrize("name", fusion_sweep.NETS)
+def test_the_sweeps_networks_compute_in_pytorch_what_ours_do(name):
+    made, shape = fusion_sweep.NETS[name]
+    net = Net(made(), shape, mode="cpu", init="he")
+    images = np.random.default_rng(0).integers(0, 256, (5, *shape)).astype(np.uint8)
+    want = net.predict(images)
+    found = fusion_sweep.module(net, "cpu")(torch.from_numpy(images)).numpy()
+    # Sums of up to 3,136 products in fp32 in another order, through four layers.
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())

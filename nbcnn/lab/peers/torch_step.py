@@ -175,12 +175,17 @@ def convolution(shape: ConvShape, path: str, precision: str, device: Any) -> Cal
     return TorchCalls("cuDNN", device, sets, graph=True)
 
 
+_lent: list[Any] = []
+"""The stream of ours that is PyTorch's current one. PyTorch knows only its number: had its device destroyed it, the next kernel would crash."""
+
+
 def _share_stream(device: Any) -> None:
     """Let PyTorch work on the stream of `device`, so that our events are around its kernels."""
     import torch
 
     stream = device.stream
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(getattr(stream.handle, "value", stream.handle))))
+    _lent[:] = [stream]
 
 
 def _capture(launches: Sequence[Any]) -> Callable[[], None]:

@@ -99,15 +99,15 @@ def _torch(net: Net, images: np.ndarray, want: np.ndarray, device: Any) -> list[
     return made
 
 
-def module(net: Net) -> Callable[[Any], Any]:
-    """The net's layers and weights as a PyTorch function of uint8 images."""
+def module(net: Net, device: str = "cuda") -> Callable[[Any], Any]:
+    """The net's layers and weights as a PyTorch function of uint8 images on `device`."""
     import torch
 
     from nbcnn.lab.peers.fusion import torch_norm
     from nbcnn.plan.graph import named
 
     F = torch.nn.functional
-    weights = {name: torch.from_numpy(array).cuda() for name, array in net.params.as_dict().items()}
+    weights = {name: torch.from_numpy(array).to(device) for name, array in net.params.as_dict().items()}
     steps: list[Callable[[Any], Any]] = []
     for scope, layer in named(net.body):
         w = {name.rsplit(".", 1)[1]: value for name, value in weights.items() if name.rsplit(".", 1)[0] == scope}
@@ -129,10 +129,10 @@ def _step(layer: Any, w: dict[str, Any], F: Any, torch: Any, norm: Any) -> Calla
         v, gamma, beta = (w[name].reshape(1, -1, 1, 1) for name in ("v", "gamma", "beta"))
         return lambda x: function(x, v, gamma, beta)
     return {
-        "conv": lambda x: F.conv2d(x, w["weight"], w["bias"], layer.stride, layer.pad),
+        "conv": lambda x: F.conv2d(x, w["weight"], w["bias"], layer.stride, layer.padding),
         "linear": lambda x: F.linear(x, w["weight"], w["bias"]),
         "relu": F.relu,
         "swish": F.silu,
-        "pool": lambda x: F.max_pool2d(x, layer.size),
+        "pool": lambda x: F.max_pool2d(x, layer.kernel_size),
         "flatten": lambda x: x.flatten(1),
     }[layer.kind]
