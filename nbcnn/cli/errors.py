@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from nbcnn.cli.process import ENDED, unwritten
+from nbcnn.cli.process import ENDED, end_soon, unwritten
 from nbcnn.gpu import faults
 from nbcnn.train.interrupt import Unwinding
 
@@ -78,6 +78,7 @@ def guarded(command: Callable[[], int], without_gpu: str = MODE_CPU) -> int:
         number = received.signal or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
         if number is not None:
             print(ENDED[signal.Signals(number)], file=sys.stderr)
+            end_soon(128 + number)
             return 128 + number
         if not isinstance(error, Exception):
             raise

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 ENDED = {signal.SIGINT: "nbcnn: interrupted (SIGINT)", signal.SIGTERM: "nbcnn: terminated (SIGTERM)"}
 """The message of a process that a signal ends."""
 
+PATIENCE = 10.0
+"""Seconds for which a process that a signal ended waits for its threads: one that draws a picture needs less."""
+_begun = False
+
 
 class Output(io.FileIO):
     """A standard output that never raises: what cannot be written is dropped, and the first reason for that is kept in `lost`.
@@ -42,6 +46,8 @@ def begin() -> None:
 
     There is nothing to be put in order until a command begins: `nbcnn.cli.errors.guarded` takes the signals over then.
     """
+    global _begun
+    _begun = True
     for number in ENDED:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _leave)
@@ -52,6 +58,20 @@ def begin() -> None:
         pass
     os.close(made)
     sys.stdout, sys.stderr = _lasting(1, sys.stdout), _lasting(2, sys.stderr)
+
+
+def end_soon(code: int) -> None:
+    """Have a process that `begin` prepared end with `code` after PATIENCE seconds at the latest; it does nothing in another.
+
+    Python waits for its threads before it ends. Where a signal's exception leaves an import, it may leave Python's import lock held, since between
+    taking the lock and the block that releases it there is a call; a thread that imports then, such as the one for Matplotlib, never ends.
+    """
+    if _begun:
+        import threading
+
+        last = threading.Timer(PATIENCE, os._exit, (code,))
+        last.daemon = True
+        last.start()
 
 
 def unwritten() -> OSError | None:

@@ -126,6 +126,26 @@ def test_a_signal_in_an_exec_gives_its_code(tmp_path, number, code):
 
 
 @pytest.mark.parametrize(("number", "code"), [INT, TERM])
+def test_a_signal_that_leaves_the_import_lock_held_ends_the_process(number, code):
+    program = f"""
+import _imp, signal, threading
+from nbcnn.cli import errors, process
+process.begin()
+process.PATIENCE = 0.5
+
+def command():
+    _imp.acquire_lock()
+    threading.Thread(target=__import__, args=("wave",)).start()
+    signal.raise_signal({int(number)})
+
+raise SystemExit(errors.guarded(command))
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (code, ENDED[number])
+
+
+@pytest.mark.parametrize(("number", "code"), [INT, TERM])
 @pytest.mark.parametrize("become", [None, ImportError])
 def test_a_signal_in_a_command_gives_its_code_whatever_becomes_of_it_on_the_way(number, code, become, capsys):
     def command():
