@@ -19,6 +19,8 @@ from scripts import TINY, exits, train
 
 from nbcnn.gpu import device as gpu_device
 
+LONGEST = ("test_simulator.py", "test_first_command.py", "test_installed.py", "test_cache.py", "test_learning.py", "test_campaigns.py")
+"""Files with tests of minutes."""
 SMALL_FAMILY = 6
 """A test with so many cases or fewer is run with all of them by pytest alone, too."""
 
@@ -36,6 +38,16 @@ def pytest_collection():
         gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_tests_leave_is_walked_once():
+    """The garbage collector never again walks through what the tests of a file leave behind, such as kernels that a compiler keeps: in .ci/full that
+    comes to gigabytes, and each collection took four seconds. There is one whenever a model is closed.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What takes longest comes first, so that several processes end together.
@@ -43,7 +55,7 @@ def pytest_collection_modifyitems(items):
     Of the many cases of a test that compiles for a GPU (marker `sampled`) or runs kernels in the simulator, pytest alone takes a part, the same
     every time, and .ci/full takes all: together they need half an hour of two cores.
     """
-    items.sort(key=lambda item: item.path.name != "test_simulator.py")
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     families = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled") or (gpu_device.SIMULATOR and "device" in item.fixturenames):

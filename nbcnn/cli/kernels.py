@@ -34,6 +34,7 @@ def parser() -> Parser:
     flag(group, "--precision", one_of(*PRECISIONS), "only this precision's", "all")
     flag(group, "--arch", some_of(*ARCHITECTURES), f"architectures to compile for, sm_… ({', '.join(ARCHITECTURES)})", ",".join(REPORTED))
     flag(group, "--op", str, "only this op's kernels", "all ops", metavar="OP")
+    flag(group, "--kinds", bool, "of kernels that differ only in their constants, such as the sizes of a tile, the first: a fifth of the time", "off")
     group = made.add_argument_group("output")
     flag(group, "--registers", bool, "count no instructions, which takes a second compilation where no nvdisasm is", "off")
     flag(group, "--quiet", bool, "no progress", "off")
@@ -43,7 +44,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile and print; returns 0, or 1 if a kernel does not compile."""
+    """Compile and print; returns 0, or 1 if a kernel does not compile, or has a number that is 64 bits wide though no cast asks for it."""
     flags = parser().parse_args(argv)
     return guarded(lambda: _report(flags), without_gpu="python -m nbcnn env says what is missing here")
 
@@ -60,7 +61,7 @@ def _report(flags: SimpleNamespace) -> int:
             print(text, file=sys.stderr, flush=True)
 
     if flags.page:
-        if flags.mode or flags.precision or flags.arch or flags.op or flags.json or flags.registers:
+        if flags.mode or flags.precision or flags.arch or flags.op or flags.json or flags.registers or flags.kinds:
             raise UsageError("--page is of all kernels, modes and ops: it goes with --quiet alone")
         from nbcnn.lab.report import kernels_page
 
@@ -75,6 +76,7 @@ def _report(flags: SimpleNamespace) -> int:
         raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
     numba_cuda()
 
-    found = list(kernels.report(flags.mode, flags.precision, flags.arch or REPORTED, flags.op, say, counting=not flags.registers))
+    how = {"counting": not flags.registers, "kinds": bool(flags.kinds)}
+    found = list(kernels.report(flags.mode, flags.precision, flags.arch or REPORTED, flags.op, say, **how))
     print(json.dumps(found) if flags.json else kernels.table(found))
-    return RUNTIME if any("error" in row for row in found) else OK
+    return RUNTIME if any("error" in row or row["wide"] for row in found) else OK

@@ -66,21 +66,21 @@ WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
 @pytest.mark.parametrize("files", [BASIC, ("test_parity.py",), *full(*(((file,),) for file in (*FURTHER, *WHOLE_COMMANDS)))], ids=" ".join)
 def test_files_pass_in_the_simulator(files, pytestconfig):
-    passes(files, OURS, pytestconfig)
+    # The same marks as here: a sample of the cases, or all.
+    passes(files, OURS, pytestconfig.getoption("markexpr"))
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
 @pytest.mark.parametrize("files", [OF_NUMBA, *full(*(((file,),) for file in FILES if file not in OF_OURS))], ids=" ".join)
-def test_files_pass_in_numbas_simulator(files, pytestconfig):
-    passes(files, NUMBAS, pytestconfig)
+def test_files_pass_in_numbas_simulator(files):
+    """The sample alone: it takes ten times as long as ours, which runs all cases."""
+    passes(files, NUMBAS, "not full")
 
 
-def passes(files, simulator, pytestconfig):
+def passes(files, simulator, marked):
     """Run the tests of files in a simulator, in one process; of each file some must pass and none fail."""
     paths = [path for file in files for path in TESTS.rglob(file)]
     assert len(paths) == len(files)
-    # The same marks as here: a sample of the cases, or all.
-    marked = pytestconfig.getoption("markexpr")
     command = [sys.executable, "-m", "pytest", "-q", "-rpfE", "-n", "0", "-p", "no:cacheprovider", "-m", marked, *map(str, paths)]
     done = subprocess.run(command, cwd=TESTS.parent, env={**os.environ, simulator: "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

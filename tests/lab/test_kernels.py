@@ -159,10 +159,12 @@ def test_a_kernel_that_does_not_compile_is_a_row_with_its_error():
     counts = dict.fromkeys(GROUPS, 0) | {"LDG": 4, "all": 30}
     good |= {"resident_blocks": 4, "resident_warps": 32, "occupancy": 1.0, "limited_by": "shared memory"}
     good |= {"registers": 20, "frame_bytes": 8, "shared_bytes": 0, "dynamic_shared_bytes": 0, "counted_in": "SASS", "instructions": counts}
+    good["wide"] = ["add.py:7: n is int64"]
     bad = {"mode": "naive", "precision": "fp32", "arch": "sm_75", "op": "sgd", "runs_as": "naive", "kernel": "sgd_kernel", "error": "ptxas: no"}
     text = kernels.table([good, bad])
     assert "add_kernel on sm_75 (8 B)" in text
     assert text.splitlines()[1].split()[-6:] == ["4", "32", "100", "shared", "4", "30"]
+    assert text.splitlines()[-2] == "64 bits wide, and no cast asks for it: add.py:7: n is int64"
     assert text.splitlines()[-1] == "does not compile: sgd_kernel (sgd) for sm_75: ptxas: no"
     assert "HMMA" not in text
 

@@ -102,9 +102,16 @@ def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tu
 
 
 def report(
-    mode: str | None, precision: str | None, archs: Sequence[str], op: str | None, say: Callable[[str], None], counting: bool = True
+    mode: str | None,
+    precision: str | None,
+    archs: Sequence[str],
+    op: str | None,
+    say: Callable[[str], None],
+    counting: bool = True,
+    kinds: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """One row a kernel and architecture; `say` is called with what is being compiled and what is left out. Instructions only if `counting`.
+    """One row a kernel and architecture; `say` is called with what is being compiled and what is left out. Instructions only if `counting`; of
+    kernels that differ only in their constants, such as the sizes of a tile, the first if `kinds`.
 
     Architectures are shared out among as many processes as there are cores. Of one architecture a kernel that several rows launch with the same
     types is compiled once.
@@ -120,7 +127,7 @@ def report(
             else:
                 names.append((row.mode, row.precision))
         if names:
-            jobs.append((tuple(names), arch, op, counting))
+            jobs.append((tuple(names), arch, op, counting, kinds))
     workers = min(len(jobs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     if workers <= 1:
         for job in jobs:
@@ -135,11 +142,18 @@ def report(
         yield from found[at]
 
 
-def compiled(names: Sequence[tuple[str, str]], arch: str, op: str | None, counting: bool, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def compiled(
+    names: Sequence[tuple[str, str]], arch: str, op: str | None, counting: bool, kinds: bool, say: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
     """The rows of the report for some (mode, precision) and one architecture."""
     known: dict[Any, dict[str, Any]] = {}
+    met: set[Any] = set()
     for mode, precision in names:
         for number, (part, name, launch) in enumerate(launches(MODES[mode, precision], arch, op), 1):
+            kind = kind_of(launch)
+            if kinds and kind in met:
+                continue
+            met.add(kind)
             # What launches and kernel are: a kernel that nobody can identify is its own.
             same = (key_of(Wanted(launch.kernel, signature(launch.args), arch)) or id(launch), launch.block, launch.shared)
             if same not in known:
@@ -148,16 +162,28 @@ def compiled(names: Sequence[tuple[str, str]], arch: str, op: str | None, counti
             yield {"mode": mode, "precision": precision, "arch": f"sm_{arch}", "op": name, "runs_as": part} | known[same]
 
 
-def _job(_: None, job: tuple[Sequence[tuple[str, str]], str, str | None, bool]) -> list[dict[str, Any]]:
+def _job(_: None, job: tuple[Sequence[tuple[str, str]], str, str | None, bool, bool]) -> list[dict[str, Any]]:
     return list(compiled(*job, lambda text: None))
 
 
+def kind_of(launch: Any) -> tuple[Any, tuple[str, ...]]:
+    """What kernels have in common that one factory makes of other constants: their Python code, and the types of their arguments."""
+    function = getattr(launch.kernel, "py_func", launch.kernel)
+    return getattr(function, "__code__", function), signature(launch.args)
+
+
 def examine(launch: Any, arch: str, counting: bool = True) -> dict[str, Any]:
-    """Registers, stack frame, shared memory, occupancy and, if `counting`, instructions of one kernel; `error` where it does not compile."""
+    """Registers, stack frame, shared memory, occupancy and, if `counting`, instructions of one kernel; `error` where it does not compile.
+
+    `wide` has the places where a number becomes 64 bits wide and no cast asks for it (`typing32.widened`).
+    """
+    from nbcnn.gpu import typing32
+
     kernel = getattr(getattr(launch.kernel, "py_func", launch.kernel), "__name__", launch.name)
     threads, with_sass = int(np.prod(launch.block)), disassembler() is not None
     try:
-        made = compile_launch(launch, arch)
+        with typing32.watching() as wide:
+            made = compile_launch(launch, arch)
         counts = {} if not counting else count_sass(sass(made.cubin)) if with_sass else count_ptx(ptx_of_launch(launch, arch))
     except Exception as error:  # whatever NVVM, ptxas or nvJitLink say, the other kernels are still to be reported
         return {"kernel": kernel, "threads": threads, "error": " ".join(str(error).split())[:300]}
@@ -175,6 +201,7 @@ def examine(launch: Any, arch: str, counting: bool = True) -> dict[str, Any]:
         "limited_by": fits.limit,
         "counted_in": "SASS" if with_sass else "PTX",
         "instructions": counts,
+        "wide": list(dict.fromkeys(wide)),
     }
 
 
@@ -193,9 +220,10 @@ def table(found: Sequence[dict[str, Any]]) -> str:
         lines.append((*names, *sizes, *held, *(f"{count}" if count else "" for count in counts)))
     text = aligned(lines, (*range(6), 13))
     spilled = sorted({f"{row['kernel']} on {row['arch']} ({row['frame_bytes']} B)" for row in good if row["frame_bytes"]})
+    wide = [f"64 bits wide, and no cast asks for it: {place}" for place in dict.fromkeys(place for row in good for place in row["wide"])]
     failed = [f"does not compile: {row['kernel']} ({row['op']}) for {row['arch']}: {row['error']}" for row in found if "error" in row]
     counted = f"instructions counted in {good[0]['counted_in']}, once however often they run" if groups else "instructions not counted"
     text.append(f"{len(good)} kernels; {counted}")
     text.append("blocks and warps that fit on a multiprocessor at a time, the part of its warps, and what allows no more of them")
     text.append(f"with a stack frame (spilled registers, or arrays that are not in registers): {', '.join(spilled) or 'none'}")
-    return "\n".join(line.rstrip() for line in [*text, *failed])
+    return "\n".join(line.rstrip() for line in [*text, *wide, *failed])
