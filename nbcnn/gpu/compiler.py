@@ -11,6 +11,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from operator import attrgetter
 from types import SimpleNamespace
@@ -128,6 +129,14 @@ def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     from nbcnn.gpu.typing32 import narrow
 
     return cuda.jit(**chosen)(narrow(function))
+
+
+def widened() -> AbstractContextManager[list[str]]:
+    """A context that gives a list, to which every place is added where a kernel compiled within has a number of 64 bits that no cast asks for."""
+    numba_cuda()
+    from nbcnn.gpu.typing32 import watching
+
+    return watching()
 
 
 def scalar_type(dtype: np.dtype | type | str) -> Any:

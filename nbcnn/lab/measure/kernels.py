@@ -21,6 +21,7 @@ from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import compile_launch, ptx_of_launch, signature_of
 from nbcnn.classify.workers import parallel
 from nbcnn.gpu import device
+from nbcnn.gpu.compiler import widened
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.driver import signature
 from nbcnn.gpu.kernel_store import Wanted, key_of
@@ -175,14 +176,12 @@ def kind_of(launch: Any) -> tuple[Any, tuple[str, ...]]:
 def examine(launch: Any, arch: str, counting: bool = True) -> dict[str, Any]:
     """Registers, stack frame, shared memory, occupancy and, if `counting`, instructions of one kernel; `error` where it does not compile.
 
-    `wide` has the places where a number becomes 64 bits wide and no cast asks for it (`typing32.widened`).
+    `wide` has the places where a number becomes 64 bits wide and no cast asks for it.
     """
-    from nbcnn.gpu import typing32
-
     kernel = getattr(getattr(launch.kernel, "py_func", launch.kernel), "__name__", launch.name)
     threads, with_sass = int(np.prod(launch.block)), disassembler() is not None
     try:
-        with typing32.watching() as wide:
+        with widened() as wide:
             made = compile_launch(launch, arch)
         counts = {} if not counting else count_sass(sass(made.cubin)) if with_sass else count_ptx(ptx_of_launch(launch, arch))
     except Exception as error:  # whatever NVVM, ptxas or nvJitLink say, the other kernels are still to be reported
