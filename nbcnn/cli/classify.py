@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbcnn.cli.baselines import PIXELS, baselines, data_dir_of, same_images, untrained_encoder
 from nbcnn.cli.errors import OK
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, some_of
 from nbcnn.cli.together import together
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from nbcnn.classify.pipeline import Load, Outcome, Report
     from nbcnn.cli.part import Part
     from nbcnn.ranks.team import Team
-    from nbcnn.run.net import Net
 
 SUMMARY = "Train an exact RBF SVM on extracted features; accuracies and confusion matrix."
 EXAMPLES = (
@@ -34,7 +34,7 @@ EXAMPLES = (
     "python -m nbcnn classify features/cifar10 --limit 5000 --device cpu --json",
 )
 KERNELS = ("rbf", "mirrored")
-ENCODER, PIXELS, RANDOM = "encoder", "raw pixels", "random encoder"
+ENCODER = "encoder"
 
 
 def add_parser() -> Parser:
@@ -182,10 +182,10 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     if args.baselines:
         # The data set is looked for now, so that a missing one is reported at once and not after minutes.
         mode = "cpu" if args.device == "cpu" else "auto"
-        layers, note = _untrained_encoder(origin)
+        layers, note = untrained_encoder(origin)
         if note and not args.quiet:
             print(f"note      {note}", file=sys.stderr)
-        sources |= _baselines(origin, args.data_dir or _data_dir(origin), layers, mode, train_labels, test_labels, mirrored)
+        sources |= baselines(origin, args.data_dir or data_dir_of(origin), layers, mode, train_labels, test_labels, mirrored)
 
     result: dict[str, Any] = {
         "dataset": origin.dataset,
@@ -229,7 +229,7 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
                 part.behind(draw_confusion, out / "confusion.png", scores.confusion, names, title)
                 classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, *portable)
                 if args.pictures:
-                    result["pictures"] = _pictures(out, args.features, outcome, args.data_dir or _data_dir(origin))
+                    result["pictures"] = _pictures(out, args.features, outcome, args.data_dir or data_dir_of(origin))
             report.save_json(out / "classify.json", result)
             part.phases.mark("results")
 
@@ -250,21 +250,11 @@ def _pictures(out: Path, folder: Path, outcome: Outcome, data_dir: Path) -> dict
     features = read_features(folder, verify=False)
     origin = features.origin
     found = datasets.load(origin.dataset, data_dir=data_dir)
-    _same(origin, found.source, found.train_images, found.train_labels, features.train_labels)
-    _same(origin, found.source, found.test_images, found.test_labels, features.test_labels)
+    same_images(origin, found.source, found.train_images, found.train_labels, features.train_labels)
+    same_images(origin, found.source, found.test_images, found.test_labels, features.test_labels)
     saved = Path(origin.run) / origin.checkpoint
     weights = under("param.", checkpoint.read(saved).tensors) if saved.is_file() else {}  # without the run there are no filters to show
     return pictures.draw(out, weights, found, outcome.process, features.train, features.test, f"{origin.dataset}, {origin.model or 'encoder'}")
-
-
-def _same(origin: Origin, source: str, images: np.ndarray, labels: np.ndarray | None, known: np.ndarray | None) -> None:
-    """Raise DataMissing unless `labels` begin with those that are `known` of the features, and images are of their shape."""
-    import numpy as np
-
-    from nbcnn.datasets import DataMissing
-
-    if images.shape[1:] != origin.image_shape or labels is None or known is None or not np.array_equal(labels[: len(known)], known):
-        raise DataMissing(f"{origin.dataset} ({source}) holds other images than the features were made from; see --data-dir")
 
 
 def _open(folder: Path, limit: int | None, kernel: str | None, verify: bool = True, beside: bool = False) -> Opened:
@@ -326,109 +316,6 @@ def _header(
         f"kernel    {kernel}",
     )
     print("\n".join(lines), file=sys.stderr)
-
-
-def _run_flags(origin: Origin) -> dict[str, Any]:
-    """The flags of the run that the features are from; empty if it is gone."""
-    from nbcnn.train.runlog import RunError, RunFolder
-
-    try:
-        return RunFolder(origin.run).read_config()["flags"]
-    except RunError:
-        return {}
-
-
-def _data_dir(origin: Origin) -> Path:
-    """Where the run found its images, or the default if the run is gone."""
-    from nbcnn.datasets import DATA_DIR
-
-    return Path(_run_flags(origin).get("data_dir", DATA_DIR))
-
-
-def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
-    """The layers that made the features, and a note of what was assumed if the features do not name their model.
-
-    Raises UsageError if these layers do not make features of the same shape, or the model is not known.
-    """
-    from nbcnn.files.errors import UsageError
-    from nbcnn.nn import models
-    from nbcnn.nn.graphs import wired
-    from nbcnn.nn.layer import sized
-    from nbcnn.plan.graph import Buf, Tape, trace_nodes
-
-    (channels, *_), run_model, note = origin.image_shape, _run_flags(origin).get("model"), ""
-    if origin.model is None:
-        known = f"their run {origin.run} says {run_model}" if run_model else "their run is gone, so the autoencoder is assumed"
-        note = f"the features do not say which model made them: {known}"
-    if model := origin.model or run_model:
-        cut = models.code(model)  # refuses a model that is not known
-        layers = models.encoder(models.MODELS[model](*origin.image_shape), cut)
-    else:
-        layers = models.encoder(models.autoencoder(channels, code=origin.code_shape[0]), models.code("autoencoder"))
-    layers = sized(layers, origin.image_shape)
-    (made, *_), _ = trace_nodes(Tape(training=False), wired(layers), [Buf("x", (1, *origin.image_shape))])
-    if made.shape[1:] != origin.code_shape:
-        what = f"the encoder of {model or 'the autoencoder'} makes codes of {made.shape[1:]}, these features are of {origin.code_shape}"
-        raise UsageError("; ".join(filter(None, (f"--baselines: {what}", note, "extract the features again, or leave --baselines out"))))
-    return layers, note
-
-
-def _baselines(
-    origin: Origin, data_dir: Path, layers: list[Any], mode: str, train_labels: np.ndarray, test_labels: np.ndarray, mirrored: bool
-) -> dict[str, Load]:
-    """What makes features of the same images without training: their pixels, and the encoder's `layers` (in `mode`) as they were before.
-
-    If `mirrored`, those of the mirrored images follow.
-    Raises DataMissing if the data set that is found has other images than those of `train_labels` and `test_labels`.
-    """
-    from nbcnn import datasets
-
-    found = datasets.load(origin.dataset, data_dir=data_dir)
-
-    def same(images: np.ndarray, labels: np.ndarray | None, known: np.ndarray) -> np.ndarray:
-        _same(origin, found.source, images, labels, known)
-        return images[: len(known)]
-
-    train, test = same(found.train_images, found.train_labels, train_labels), same(found.test_images, found.test_labels, test_labels)
-    sets = (train, test, train[..., ::-1], test[..., ::-1]) if mirrored else (train, test)
-    return {PIXELS: lambda: tuple(map(_pixels, sets)), RANDOM: lambda: _untrained(origin, layers, mode, sets)}
-
-
-def _pixels(images: np.ndarray) -> np.ndarray:
-    """uint8 (n, C, H, W) -> float32 (n, C·H·W) in 0..1."""
-    import numpy as np
-
-    return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
-
-
-def _untrained(origin: Origin, layers: list[Any], mode: str, sets: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """The code of uint8 images (n, C, H, W) by the encoder's `layers` with their first weights (seed 0), float32 (n, F).
-
-    An encoder that was fitted to images before it was trained keeps that, so that the control gets the same images.
-    """
-    from nbcnn.run.net import Net
-
-    net = _forgotten(origin, mode) or Net(layers, origin.image_shape, mode=mode, seed=0)
-    return tuple(net.predict(images).reshape(len(images), -1) for images in sets)
-
-
-def _forgotten(origin: Origin, mode: str) -> Net | None:
-    """The encoder of the features' checkpoint with first weights behind the layers that prepare images; None if it has none, or is gone."""
-    from nbcnn.nn.description import DescriptionError
-    from nbcnn.train import checkpoint, saved_net
-    from nbcnn.train.runlog import RunError
-
-    try:
-        saved = checkpoint.read(Path(origin.run) / Path(origin.checkpoint).name)
-        layers = saved_net.described(saved)["layers"]
-        if saved.sha256 != origin.checkpoint_sha256 or not any(getattr(layer, "prepares", False) for layer in layers):
-            return None
-        layer = saved_net.cut(origin.model or "autoencoder", origin.layer)
-        net = saved_net.encoder(saved, layer, mode, None, origin.precision, origin.image_shape)
-    except (checkpoint.CheckpointError, DescriptionError, RunError):
-        return None
-    saved_net.forget(net, 0)
-    return net
 
 
 @contextmanager

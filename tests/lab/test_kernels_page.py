@@ -9,7 +9,7 @@ import pytest
 
 from nbcnn.__main__ import main
 from nbcnn.gpu import device
-from nbcnn.lab.measure import launched
+from nbcnn.lab.measure import launched, users
 from nbcnn.lab.measure.plans import training
 from nbcnn.lab.report import kernels_page
 from nbcnn.modes import MODES
@@ -28,7 +28,7 @@ def test_every_op_of_a_gpu_row_is_planned_by_somebody():
 
 
 def test_every_user_launches_something():
-    assert {use.user.name for use in launched.uses()} == {user.name for user in launched.USERS}
+    assert {use.user.name for use in launched.uses()} == {user.name for user in users.USERS}
 
 
 @pytest.mark.parametrize("fusing", [True, False], ids=["fused", "plain"])
@@ -37,7 +37,7 @@ def test_the_proof_records_what_a_training_records(key, fusing):
     def said(steps):
         return [(step.op, [(buf.shape, buf.dtype) for buf in (*step.ins, *step.outs)], dict(step.attrs)) for step in steps]
 
-    row, autoencoder = MODES[key], launched.READY[0]
+    row, autoencoder = MODES[key], users.READY[0]
     recorded, _ = launched._record(autoencoder, 256, True, tuple(row.ops) if fusing else ())
     trained = training(row, 256, fusing=fusing).record("train", 256).steps
     # The tables of orders and of learning rates have the lengths of the data set and of the training.

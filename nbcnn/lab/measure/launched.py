@@ -1,8 +1,7 @@
 """This module finds out who launches which kernel: it plans and binds every use in `USERS` for every GPU row of MODES, without a GPU.
 
 A kernel is a function that `jit` makes one of, named by its module and its qualified name, whatever tiles and types are frozen into it. One that no
-user launches is dead. Users are the ready models, what `train.py` does with them on demand, public layers at shapes of their own, and the kernel
-matrices of the classifiers. Forcing an engine (`--engine`) leaves choices out and adds none, so it is no user of its own.
+user launches is dead.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from inspect import Parameter, signature
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,13 @@ import numpy as np
 from nbcnn import ops as package
 from nbcnn.lab.measure.kernels import as_if_on, capability_of
 from nbcnn.lab.measure.plans import H200
+from nbcnn.lab.measure.users import USERS, User
 from nbcnn.modes import MODES, Row, with_dwconv
-from nbcnn.nn import activations, corruption, joins, norms, resampling, series_layers, whitening
-from nbcnn.nn import layers as plain_layers
-from nbcnn.nn.activations import GELU, HardSwish, PReLU, ReLU, ReLU6, Sigmoid, Swish
 from nbcnn.nn.fuse import fuse_nodes
-from nbcnn.nn.graphs import Graph, Input, unpack, wired
-from nbcnn.nn.joins import Concat, Losses
+from nbcnn.nn.graphs import Graph, unpack, wired
+from nbcnn.nn.joins import Losses
 from nbcnn.nn.layer import parameters, sized
-from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
-from nbcnn.nn.losses import L1, MSE, BCEWithLogits, ForecastMSE, Huber, SoftmaxCrossEntropy
-from nbcnn.nn.maps import LinearMap, Permute
-from nbcnn.nn.models import MODELS, s4convd
-from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm
-from nbcnn.nn.optim import SGD, Adam, AdamW
 from nbcnn.nn.params import ParameterLayout
-from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, Upsample2d
-from nbcnn.nn.series_layers import DepthwiseConv1d, LastStep, PointwiseConv1d
 from nbcnn.ops.conv import hopper_ladder
 from nbcnn.ops.conv.frame.correlation import pack
 from nbcnn.ops.images import draw
@@ -46,53 +34,18 @@ from nbcnn.ops.products.gram_wgmma import launch_gram
 from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.products.winners import launch_keep_winner
-from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.svm import mirror, process, rows, smo
-from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, named, trace, trace_nodes
+from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import lower
 from nbcnn.plan.merging import merge
-from nbcnn.plan.names import FITTED
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
 from nbcnn.run.resolve import resolver
 
 ARCHITECTURES = ("75", "80", "90a")
 """What is planned for: the lowest that a row runs on, sm_80 where it wants tensor cores, and Hopper's, whose TMA and wgmma no other has."""
-BATCHES = (256, 1, 4096)
-MOMENTUM = SGD()
-COLOUR, DIGITS, HOURS, SMALL, LARGE = (3, 32, 32), (1, 28, 28), (4, 48), (3, 16, 16), (3, 256, 256)
-
 Kernel = tuple[str, str]
 """Module and qualified name of a kernel's function."""
-
-
-@dataclass(frozen=True)
-class User:
-    """A network and how it is run.
-
-    name, why  what the page calls it, and why it stands here.
-    layers     makes the network, which ends in a loss; None where products of matrices are launched beside networks.
-    shape      of an input: (C, H, W), or (F, L) for series.
-    batches    images or series of a step.
-    ranks      processes that train together and share the statistics of a batch.
-    gathered   False: the caller hands in floats of its own, as to `Net.gradients`, instead of a resident data set.
-    trained    False: it is only applied.
-    dwconv     the variant of depthwise convolution that is asked for.
-    ema        the decay of an average of the weights, 0 without one. parts: of a step's batch, whose gradients are added up.
-    """
-
-    name: str
-    why: str
-    layers: Callable[[], Sequence[Any]] | None = None
-    shape: tuple[int, ...] = COLOUR
-    batches: tuple[int, ...] = BATCHES[:1]
-    optimizer: Any = MOMENTUM
-    ranks: int = 1
-    gathered: bool = True
-    trained: bool = True
-    dwconv: str = "auto"
-    ema: float = 0.0
-    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,165 +62,6 @@ class Use:
     def kernel(self) -> Kernel:
         function = getattr(self.launch.kernel, "py_func", self.launch.kernel)
         return function.__module__, function.__qualname__
-
-
-def _model(name: str) -> User:
-    shape = DIGITS if "mnist" in name else COLOUR
-    return User(name, "ready-made", lambda: MODELS[name](*shape), shape, BATCHES, Adam() if "mnist" in name else MOMENTUM)
-
-
-_LARGE = [name for name in MODELS if name not in ("small-autoencoder", "resnet18", "mobilenet", "unet") and name not in FITTED]
-
-READY = (*map(_model, _LARGE), User("s4convd", "ready-made", s4convd, HOURS, BATCHES, Adam(clip_norm=0.5)))
-"""The ready models with the update of their recipe, but for the small autoencoder, whose layers are the large one's, and the three graphs, whose
-layers stand below at sizes that are planned in a second."""
-
-
-def _classifier(*body: Any) -> Callable[[], list[Any]]:
-    """`body` with a linear layer behind it, for ten classes of SMALL images."""
-
-    def made() -> list[Any]:
-        y, _ = trace(Tape(training=True), named(sized(body, SMALL)), Buf("x", (1, *SMALL)))
-        flat = [Flatten()] if len(y.shape) == 4 else []
-        return [*body, *flat, Linear(10), SoftmaxCrossEntropy()]
-
-    return made
-
-
-def _behind_conv(*layers: Any) -> Callable[[], list[Any]]:
-    return _classifier(Conv2d(16, 3, padding=1), *layers)
-
-
-def _between_convs(layer: Any) -> Callable[[], list[Any]]:
-    return lambda: [Conv2d(16, 3, padding=1), layer, Conv2d(3, 3, padding=1), MSE()]
-
-
-def _forecast(*body: Any) -> Callable[[], list[Any]]:
-    return lambda: [*body, LastStep(), Linear(1), ForecastMSE()]
-
-
-def _graph() -> Graph:
-    """Two inputs, a shared layer, a sum with its ReLU, a product, a concatenation, a factor for each of its channels, and two outputs."""
-    a, b = Input((3, 16, 16)), Input((3, 16, 16))
-    conv = Conv2d(16, 3, padding=1)
-    p, q = conv(a), conv(b)
-    r = Concat()([ReLU()(p + q), p * Sigmoid()(q)])
-    r = r * Sigmoid()(GlobalAvgPool2d()(r))
-    first, second = (Linear(10)(Flatten()(MaxPool2d(2)(Conv2d(16, 3, padding=1)(r)))) for _ in range(2))
-    return Graph.of([a, b], [first, second], Losses((SoftmaxCrossEntropy(), SoftmaxCrossEntropy())))
-
-
-def _upwards() -> Graph:
-    """A value beside what was halved and doubled again, as a U-Net joins them."""
-    x = Input(SMALL)
-    y = Conv2d(16, 3, padding=1)(x)
-    joined = Concat()([y, ConvTranspose2d(8, 2, stride=2)(MaxPool2d(2)(y))])
-    return Graph.of([x], [Linear(10)(Flatten()(joined))], SoftmaxCrossEntropy())
-
-
-def _kinds(layers: Sequence[Any]) -> Iterator[type]:
-    """The classes of layers, and of those inside them."""
-    for layer in layers:
-        yield type(layer)
-        yield from _kinds(getattr(layer, "body", ()))
-
-
-def _others() -> list[User]:
-    """A network for every public layer that no ready model has and that wants no sizes: activations, pooling."""
-    ready = {kind for user in READY if user.layers for kind in _kinds(user.layers())}
-    return [
-        User(name, "layer", _behind_conv(layer()), SMALL)
-        for module in (plain_layers, norms, series_layers, activations, resampling, whitening, corruption, joins)
-        for name, layer in vars(module).items()
-        if isinstance(layer, type) and layer.__module__ == module.__name__ and hasattr(layer, "build") and not hasattr(layer, "needs_labels")
-        if hasattr(layer, "kind")  # what several layers inherit from has none
-        if not name.startswith("_") and layer not in ready and not hasattr(layer, "prepares") and not getattr(layer, "joins", False)
-        if all(p.default is not Parameter.empty for p in signature(layer).parameters.values())
-    ]
-
-
-def _trained_for(loss: Any, optimizer: Any = MOMENTUM, ema: float = 0.0) -> User:
-    """A small network trained for `loss`; a loss of classes is that of a classifier, another one compares images."""
-    body = [Conv2d(16, 3, padding=1), *([Flatten(), Linear(10)] if loss.needs_labels else [Conv2d(3, 3, padding=1)]), loss]
-    return User(type(loss).__name__, "loss", lambda: body, SMALL, optimizer=optimizer, ema=ema)
-
-
-LOSSES_AND_UPDATES = (
-    _trained_for(L1()),
-    _trained_for(Huber(), SGD(momentum=0.9, nesterov=True)),
-    _trained_for(BCEWithLogits(), AdamW(clip_norm=1.0), ema=0.999),
-    replace(_trained_for(SoftmaxCrossEntropy(label_smoothing=0.1)), name="SoftmaxCrossEntropy (smoothed)", parts=3),
-)
-"""Networks for the losses, optimizers and averages of weights that no ready model has; `parts`: gradients are added up."""
-
-
-def _features() -> list[Any]:
-    layers = MODELS["autoencoder"](*COLOUR)
-    return [whitening.Whiten(), corruption.Noise(), corruption.MaskSquares(), *layers[:6], corruption.KSparse(), *layers[6:]]
-
-
-def _dictionary(name: str) -> list[Any]:
-    return [*MODELS[name](*COLOUR), Flatten(), Linear(10), SoftmaxCrossEntropy()]
-
-
-_GROUPED = (Conv2d(16, 3, padding=1, groups=2), Conv2d(16, 3, padding=1, stride=(1, 2), groups=2))
-USERS = (
-    *READY,
-    User("s4convd (rmsle)", "ready-made, trained for its other loss", lambda: s4convd(loss="rmsle"), HOURS),
-    *(User(f"s4convd --dwconv {name}", "teaching", s4convd, HOURS, dwconv=name) for name in DWCONV if name != "best"),
-    User("mnist-cnn-b0 --sync-stats", "several ranks, each with a part of the batch", lambda: MODELS["mnist-cnn-b0"](*DIGITS), DIGITS, ranks=2),
-    User("Net.gradients", "a network on the caller's own floats", lambda: MODELS["autoencoder"](*COLOUR), gathered=False),
-    *_others(),
-    *LOSSES_AND_UPDATES,
-    User("PReLU (channels)", "layer, a slope for every channel", _behind_conv(PReLU(16)), SMALL),
-    User("GELU (tanh)", "layer", _behind_conv(GELU(approximate="tanh")), SMALL),
-    User("MaxPool2d, AvgPool2d (padded)", "layers", _behind_conv(MaxPool2d(3, 2, 1), AvgPool2d((2, 3), (2, 1))), SMALL),
-    User("Resize (bilinear, per axis)", "layers", _behind_conv(Resize(mode="bilinear"), Resize((1, 2))), SMALL),
-    User("Linear + Sigmoid", "layers that become one op", _classifier(Flatten(), Linear(64), Sigmoid()), SMALL),
-    User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(64), Swish()), SMALL),
-    User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
-    User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
-    User("Conv2d + BatchNorm2d + ReLU", "layers that become one op", _behind_conv(BatchNorm2d(), ReLU()), SMALL),
-    *(
-        User(f"Conv2d + BatchNorm2d + {type(layer).__name__}", "layers that become one op", _behind_conv(BatchNorm2d(), layer), SMALL)
-        for layer in (GELU(), ReLU6(), HardSwish(), Swish())
-    ),
-    User(
-        "Residual + ReLU",
-        "layers that become one op, a BatchNorm2d at the end of the residual's body",
-        _behind_conv(Residual(Conv2d(16, 3, padding=1), BatchNorm2d()), ReLU()),
-        SMALL,
-    ),
-    User(
-        "Residual between ReLUs",
-        "layers whose gradients are added and masked in one pass",
-        _behind_conv(ReLU(), Residual(Conv2d(16, 3, padding=1)), ReLU()),
-        SMALL,
-    ),
-    User("Concat behind ConvTranspose2d", "layers of which one copy adds a bias", _upwards, SMALL),
-    User("BatchNorm2d --sync-stats", "several ranks, each with a part of the batch", _behind_conv(BatchNorm2d()), SMALL, ranks=2),
-    User("GroupNorm", "layer", _behind_conv(GroupNorm(4)), SMALL),
-    User("EvoNormS0 (large)", "layer, images that no block holds", _between_convs(EvoNormS0(8)), LARGE),
-    User("EvoNormB0 (large)", "layer, images that no block holds", _between_convs(EvoNormB0()), LARGE),
-    User(
-        "DepthwiseConv1d (long)",
-        "layer, series of a thousand hours",
-        _forecast(PointwiseConv1d(64), DepthwiseConv1d(33)),
-        (4, 1024),
-    ),
-    User("autoencoder --recipe features", "ready-made, on whitened images, spoiled in every way", _features),
-    *(User(name, "ready-made, fitted by k-means", partial(_dictionary, name), trained=False) for name in FITTED),
-    User("Conv2d (depthwise)", "layer, one channel a group", _behind_conv(Conv2d(16, 3, padding=1, groups=16)), SMALL),
-    User("Conv2d (groups)", "layer, several channels a group, and groups with strides that differ", _behind_conv(*_GROUPED), SMALL),
-    User("ConvTranspose2d", "layer, doubles height and width", _behind_conv(ConvTranspose2d(8, 2, stride=2)), SMALL),
-    User("ConvTranspose2d (groups)", "layer, with groups and a stride for each axis", _behind_conv(ConvTranspose2d(8, 3, (2, 1), groups=4)), SMALL),
-    User("LinearMap, Permute", "layers, which imported networks have", _behind_conv(LinearMap(3, 16, ((0, 1), (2,))), Permute((1, 0, 2))), SMALL),
-    User("Graph", "layers that join values; several inputs and outputs", _graph, (2 * 3 * 16 * 16,)),
-    User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
-    User("classify", "support vector machines, kernel ridge"),
-    User("k-means", "dictionaries and first weights"),
-    User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
-)
 
 
 class _Array:

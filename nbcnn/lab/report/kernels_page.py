@@ -16,7 +16,8 @@ from importlib.metadata import version
 
 from nbcnn.check.static import compile_launch
 from nbcnn.classify.workers import parallel
-from nbcnn.lab.measure.launched import ARCHITECTURES, READY, USERS, Use, files, uses
+from nbcnn.lab.measure.launched import ARCHITECTURES, Use, files, uses
+from nbcnn.lab.measure.users import READY, USERS
 from nbcnn.lab.report.tables import markdown
 from nbcnn.modes import MODES
 
