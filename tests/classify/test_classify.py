@@ -18,7 +18,8 @@ from nbcnn import datasets
 from nbcnn.classify import pipeline
 from nbcnn.classify.feature_writer import FeatureWriter, publish
 from nbcnn.classify.features import Origin
-from nbcnn.cli.classify import _data_dir, _untrained_encoder, main
+from nbcnn.cli.baselines import data_dir_of, untrained_encoder
+from nbcnn.cli.classify import main
 
 ORIGIN = Origin(
     run="runs/one",
@@ -121,12 +122,12 @@ def test_the_random_encoder_is_of_the_model_that_made_the_features(tmp_path, cap
 
 
 def test_features_that_do_not_name_their_model_say_what_is_assumed(digits, tmp_path, capsys):
-    layers, note = _untrained_encoder(ORIGIN)
+    layers, note = untrained_encoder(ORIGIN)
     assert [type(layer).__name__ for layer in layers] == ["Conv2d", "ReLU", "MaxPool2d"] * 2
     assert note == "the features do not say which model made them: their run is gone, so the autoencoder is assumed"
     origin = dataclasses.replace(ORIGIN, run=str(tmp_path), code_shape=(64, 8, 8))
     (tmp_path / "config.json").write_text(json.dumps({"flags": {"model": "mnist-cnn", "data_dir": "data"}, "data": {"name": "digits"}}))
-    layers, note = _untrained_encoder(origin)
+    layers, note = untrained_encoder(origin)
     assert [type(layer).__name__ for layer in layers] == ["Conv2d", "EvoNormS0", "MaxPool2d"] * 2
     assert note.endswith(f"their run {tmp_path} says mnist-cnn")
     assert main([str(digits), "--out", str(tmp_path / "out"), "--baselines", "--device", "cpu", "--limit", "50"]) == 0
@@ -224,10 +225,10 @@ def test_a_scratch_folder_is_made(digits, tmp_path, capsys):
 
 def test_baselines_look_where_the_run_found_its_images(tmp_path):
     origin = dataclasses.replace(ORIGIN, run=str(tmp_path))
-    assert _data_dir(origin) == Path("data")
+    assert data_dir_of(origin) == Path("data")
     config = {"flags": {"model": "autoencoder", "data_dir": "elsewhere"}, "data": {"name": "cifar10"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert _data_dir(origin) == Path("elsewhere")
+    assert data_dir_of(origin) == Path("elsewhere")
 
 
 def test_an_output_folder_that_cannot_be_made_is_exit_1(digits, tmp_path, capsys):
