@@ -98,7 +98,8 @@ def _side_by_side(flags: SimpleNamespace) -> int:
 
     found: dict[str, list[dict[str, Any]]] = {}
     for name in flags.compilers:
-        words = [sys.executable, "-m", "nbcnn", "kernels", "--json", *(f"--{word}" for word in ("quiet", "registers", "kinds") if getattr(flags, word))]
+        words = [sys.executable, "-m", "nbcnn", "kernels", "--json"]
+        words += [f"--{word}" for word in ("quiet", "registers", "kinds") if getattr(flags, word)]
         for option in ("mode", "precision", "op"):
             words += [f"--{option}", getattr(flags, option)] if getattr(flags, option) else []
         words += ["--arch", ",".join(flags.arch)] if flags.arch else []
