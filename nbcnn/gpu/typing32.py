@@ -15,7 +15,7 @@ copy of this type inference. In functions that `narrow` marks they do not: their
 8. What overflows wraps around, as in NumPy.
 
 The simulator knows nothing of this: its ints are Python's or NumPy's, and beside a float32 NumPy 2 keeps a literal float32 as well.
-A backend of `nbcnn.gpu.compiler` imports this module with its compiler, and nothing else does.
+A backend of `nbcnn.gpu.compiler` imports this module with its compiler, and the door itself once that is there; nothing else does.
 """
 
 from __future__ import annotations
