@@ -1,4 +1,4 @@
-"""Tests of numba-cuda-mlir as the compiler (NBCNN_COMPILER=mlir): a sample of kernels by default; one of each kind, marked full, takes longer than .ci/full may.
+"""Tests of numba-cuda-mlir as the compiler (NBCNN_COMPILER=mlir): a sample of kernels; one of each kind, marked full, does not fit into .ci/full.
 
 Each in a process of its own, because a process has one compiler. They skip where the extra `mlir` is not installed.
 """
