@@ -14,7 +14,10 @@ from nbcnn import __version__
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
 
-PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "matplotlib", "cuda-bindings", "cuda-core", "nccl4py", "nvidia-nccl-cu13")
+PACKAGES = (
+    *("numpy", "numba", "numba-cuda", "llvmlite", "numba-cuda-mlir", "scikit-learn", "matplotlib", "cuda-bindings", "cuda-core"),
+    *("nccl4py", "nvidia-nccl-cu13"),
+)
 _TOOLKIT = re.compile(r"nvidia-(cuda-nvrtc|cuda-nvcc|cuda-runtime|nvvm|nvjitlink|cuda-cccl)(-cu\d+)?|cuda-toolkit")
 
 
@@ -42,8 +45,9 @@ def report() -> dict[str, Any]:
     versions = {"nbcnn": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
     toolkit = {name: version(name) for name in _toolkit_wheels()}
     from nbcnn.gpu import kernel_store
-    from nbcnn.gpu.compiler import NUMBA_SIMULATOR, SIMULATOR, missing
+    from nbcnn.gpu.compiler import CHOSEN, COMPILERS, NUMBA_SIMULATOR, SIMULATOR, backend, missing
 
+    backend()  # refuses a compiler that there is not
     driver, gpus, problem = _driver(), *_gpus()
     compiles = _compile_problem()
     works = {
@@ -56,6 +60,7 @@ def report() -> dict[str, Any]:
     return {
         "versions": versions,
         "toolkit": toolkit,
+        "compiler": {"name": CHOSEN, "package": COMPILERS[CHOSEN], "version": version(COMPILERS[CHOSEN])},
         "driver": driver,
         "gpus": gpus,
         "kernels": {
@@ -71,7 +76,15 @@ def report() -> dict[str, Any]:
 def text(found: dict[str, Any]) -> str:
     """The report for people."""
     lines = ["versions", *_table(found["versions"]), "", "CUDA toolkit wheels", *(_table(found["toolkit"]) or ["  none found"]), ""]
-    lines += ["driver and GPUs", f"  driver         {found['driver'] or 'none found'}"]
+    chosen = found["compiler"]
+    title = f"{chosen['name']} (NBCNN_COMPILER), package {chosen['package']}"
+    lines += [
+        "compiler of kernels",
+        f"  {title} {chosen['version'] or 'not installed'}",
+        "",
+        "driver and GPUs",
+        f"  driver         {found['driver'] or 'none found'}",
+    ]
     lines += [
         f"  GPU {at}          {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['memory_bytes'] / 2**30:.1f} GiB"
         for at, gpu in enumerate(found["gpus"])
@@ -172,7 +185,7 @@ def _compile_problem() -> str | None:
 
 
 def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | None) -> list[str]:
-    from nbcnn.gpu.compiler import SIMULATED_BY, missing
+    from nbcnn.gpu.compiler import CHOSEN, SIMULATED_BY, missing
     from nbcnn.gpu.language import SIMULATOR
 
     if SIMULATOR and (reason := missing()) is not None:
@@ -188,6 +201,7 @@ def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | 
     if compile_problem is not None:
         # Drivers from 580 on run CUDA 13; older ones CUDA 12.
         major = int(driver.split(".")[0]) if driver and driver[0].isdigit() else 580
-        extra = "cu13" if major >= 580 else "cu12"
-        lines.append(f'the CUDA compiler is missing or broken: pip install "nbcnn[{extra}]"' + ("" if driver else "  (cu12 for drivers before 580)"))
+        extra = "mlir" if CHOSEN == "mlir" else "cu13" if major >= 580 else "cu12"
+        older = "  (cu12 for drivers before 580)" if extra == "cu13" and not driver else ""
+        lines.append(f'the CUDA compiler is missing or broken: pip install "nbcnn[{extra}]"{older}')
     return lines

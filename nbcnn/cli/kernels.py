@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of, some_of
@@ -15,10 +18,13 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import ARCHITECTURES, PRECISIONS, REPORTED
 
+COMPILERS = ("numba", "mlir")
+"""A copy of the names of `nbcnn.gpu.compiler`, which takes longer to import than `--help` may."""
 EXAMPLES = (
     "python -m nbcnn kernels --mode tensorcore --precision bf16 --arch 90a",
     "python -m nbcnn kernels --op conv_wgrad --arch 80,90a",
     "python -m nbcnn kernels --json > kernels.json",
+    "python -m nbcnn kernels --mode naive --arch 90a --compilers numba,mlir     side by side what two compilers make",
     "python -m nbcnn kernels --page docs/kernels.md             every kernel once: where it stands, who launches it",
 )
 
@@ -35,6 +41,7 @@ def parser() -> Parser:
     flag(group, "--arch", some_of(*ARCHITECTURES), f"architectures to compile for, sm_… ({', '.join(ARCHITECTURES)})", ",".join(REPORTED))
     flag(group, "--op", str, "only this op's kernels", "all ops", metavar="OP")
     flag(group, "--kinds", bool, "of kernels that differ only in their constants, such as the sizes of a tile, the first: a fifth of the time", "off")
+    flag(group, "--compilers", some_of(*COMPILERS), "compile by each of these, and report them side by side", "the one of NBCNN_COMPILER")
     group = made.add_argument_group("output")
     flag(group, "--registers", bool, "count no instructions, which takes a second compilation where no nvdisasm is", "off")
     flag(group, "--quiet", bool, "no progress", "off")
@@ -61,7 +68,7 @@ def _report(flags: SimpleNamespace) -> int:
             print(text, file=sys.stderr, flush=True)
 
     if flags.page:
-        if flags.mode or flags.precision or flags.arch or flags.op or flags.json or flags.registers or flags.kinds:
+        if flags.mode or flags.precision or flags.arch or flags.op or flags.json or flags.registers or flags.kinds or flags.compilers:
             raise UsageError("--page is of all kernels, modes and ops: it goes with --quiet alone")
         from nbcnn.lab.report import kernels_page
 
@@ -74,9 +81,35 @@ def _report(flags: SimpleNamespace) -> int:
     known = sorted({op for row in chosen for op in row.ops})
     if flags.op and flags.op not in known:
         raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
+    if flags.compilers:
+        return _side_by_side(flags)
     numba_cuda()
 
     how = {"counting": not flags.registers, "kinds": bool(flags.kinds)}
     found = list(kernels.report(flags.mode, flags.precision, flags.arch or REPORTED, flags.op, say, **how))
     print(json.dumps(found) if flags.json else kernels.table(found))
     return RUNTIME if any("error" in row or row["wide"] for row in found) else OK
+
+
+def _side_by_side(flags: SimpleNamespace) -> int:
+    """Each compiler in a process of its own: a process has one. What fails under one of them does not fail under the other."""
+    from nbcnn.gpu.compiler import CompilerMissing
+    from nbcnn.lab.measure import kernels
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in flags.compilers:
+        words = [sys.executable, "-m", "nbcnn", "kernels", "--json"]
+        words += [f"--{word}" for word in ("quiet", "registers", "kinds") if getattr(flags, word)]
+        for option in ("mode", "precision", "op"):
+            words += [f"--{option}", getattr(flags, option)] if getattr(flags, option) else []
+        words += ["--arch", ",".join(flags.arch)] if flags.arch else []
+        if not flags.quiet:
+            print(f"{name}:", file=sys.stderr, flush=True)
+        done = subprocess.run(words, env=os.environ | {"NBCNN_COMPILER": name}, stdout=subprocess.PIPE, text=True)
+        if not done.stdout:
+            kind = CompilerMissing if done.returncode == CompilerMissing.exit_code else RuntimeError
+            raise kind(f"{name}: its process ended with exit code {done.returncode} and reported nothing; what it said stands above")
+        found[name] = json.loads(done.stdout)
+    rows = kernels.beside(found)
+    print(json.dumps(rows) if flags.json else kernels.table_beside(rows, flags.compilers))
+    return RUNTIME if any("error" in row[name] for row in rows for name in flags.compilers) else OK

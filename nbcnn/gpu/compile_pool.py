@@ -1,4 +1,4 @@
-"""This module compiles kernels in several processes: Numba holds one lock while it compiles, so threads would wait for each other.
+"""This module compiles kernels in several processes: compilers hold one lock while they compile, so threads would wait for each other.
 
 A worker is told what a kernel is (`nbcnn.gpu.identity`), makes it again, compiles it without a GPU and answers with the file for the store
 (`nbcnn.gpu.kernel_store`), which this process checks, writes and loads. Workers stay until this process ends, so that the next kernels find

@@ -455,11 +455,14 @@ def _type(value: Any) -> str:
 
 
 class Kernel:
-    """The kernel `entry` of a cubin, loaded into the context. Raises DriverError if the driver refuses it."""
+    """The kernel `entry` of a cubin, loaded into the context. Raises DriverError if the driver refuses it.
 
-    def __init__(self, cubin: bytes, entry: str) -> None:
+    `compiler` is the one that made it (`compiler.COMPILERS`): each has its own way to pass an array.
+    """
+
+    def __init__(self, cubin: bytes, entry: str, compiler: str = "numba") -> None:
         gpu = device()
-        self._api, self._gpu, self.entry = gpu.api, gpu, entry
+        self._api, self._gpu, self.entry, self.compiler = gpu.api, gpu, entry, compiler
         self._library = checked(gpu.api.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"load the kernel {entry}")
         kernel = checked(gpu.api.cuLibraryGetKernel(self._library, entry.encode()), f"find the kernel {entry}")
         # Asking for the function loads the code now: the driver is lazy by default, and code cannot be loaded during a graph capture.
@@ -496,13 +499,12 @@ class Kernel:
 class Bound:
     """A launch whose arguments are packed: running it is one call of the driver, of about 4 µs.
 
-    The parameters are those of Numba's kernels: a flat array is seven words (two unused, number of elements, bytes of one, address, shape,
-    stride), a scalar is one.
+    A scalar is one word, a flat array is several (`ARRAYS`).
     """
 
     def __init__(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared: int) -> None:
         kernel.allow_shared(shared)
-        words = [word for value in args for word in _words(value)]
+        words = [word for value in args for word in _words(value, ARRAYS[kernel.compiler])]
         self._values = np.zeros(len(words), np.uint64)
         for at, word in enumerate(words):
             self._values[at : at + 1].view(word.dtype)[0] = word
@@ -529,7 +531,16 @@ def _three(size: Any) -> tuple[int, int, int]:
     return (*given, 1, 1)[:3]  # type: ignore[return-value]
 
 
-def _words(value: Any) -> list[np.generic]:
+ARRAYS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
+    # Two unused, number of elements, bytes of one, address, shape, stride in bytes.
+    "numba": lambda address, count, size: (0, 0, count, size, address, count, size),
+    # MLIR's description of a memref: address of the allocation, of the elements, offset, shape, stride in elements.
+    "mlir": lambda address, count, size: (address, address, 0, count, 1),
+}
+"""By the compiler that made a kernel: the words of a flat array at an address, of so many elements of so many bytes, among its parameters."""
+
+
+def _words(value: Any, array: Callable[[int, int, int], tuple[int, ...]]) -> list[np.generic]:
     if isinstance(value, Array):
         address, count, size = value.address, value.size, value.itemsize
     elif (interface := getattr(value, "__cuda_array_interface__", None)) is not None:
@@ -542,4 +553,4 @@ def _words(value: Any) -> list[np.generic]:
         return [np.bool_(value) if isinstance(value, bool) else np.result_type(value).type(value)]
     else:
         raise TypeError(f"a kernel takes device arrays and scalars, not {type(value).__name__}")
-    return [np.uint64(word) for word in (0, 0, count, size, address, count, size)]
+    return [np.uint64(word) for word in array(address, count, size)]

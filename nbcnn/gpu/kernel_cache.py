@@ -26,7 +26,7 @@ KEPT = 3
 """Folders of other versions that stay: switching between branches does not compile everything again."""
 
 
-SOURCE_PATHS = ("ops/", "gpu/compiler.py", "gpu/language.py", "gpu/typing32.py")
+SOURCE_PATHS = ("ops/", "gpu/backends/", "gpu/compiler.py", "gpu/language.py", "gpu/typing32.py")
 """What can change the code of a kernel: kernels and device functions, and what makes code of them."""
 
 
@@ -34,8 +34,9 @@ def source_hash() -> str:
     """A hash of the sources that can change code."""
     package = str(Path(nbcnn.__file__).parent)
     names = [name for name in SOURCE_PATHS if os.path.isfile(os.path.join(package, name))]
-    for folder, _, files in os.walk(os.path.join(package, "ops")):
-        names += [os.path.join(os.path.relpath(folder, package), file).replace(os.sep, "/") for file in files if file.endswith(".py")]
+    for root in (name for name in SOURCE_PATHS if name.endswith("/")):
+        for folder, _, files in os.walk(os.path.join(package, root)):
+            names += [os.path.join(os.path.relpath(folder, package), file).replace(os.sep, "/") for file in files if file.endswith(".py")]
     digest = hashlib.sha256()
     for name in sorted(names, key=lambda name: name.split("/")):
         with open(os.path.join(package, name), "rb") as source:  # 220 files: pathlib would take 20 ms more

@@ -1,9 +1,9 @@
 """The store of compiled kernels: a checked file for each, found by what the kernel is and loaded through the driver. Numba is not needed.
 
-A kernel's *key* is the hash of its digest (`nbcnn.gpu.identity`), its module and name, the types of its arguments, the architecture, and the
-sources that can change code. A file is one line with the SHA-256 of the rest, one line of JSON (`HEADER`), and the cubin. Nothing is unpickled.
-A file that is damaged, cut short, or another kernel's is as good as absent: the kernel is compiled and the file replaced. Files are
-replaced as a whole, so processes may fill the store at the same time.
+A kernel's *key* is the hash of its digest (`nbcnn.gpu.identity`), its module and name, the types of its arguments, the architecture, the
+compiler that this process uses (`compiler.CHOSEN`), and the sources that can change code. A file is one line with the SHA-256 of the rest,
+one line of JSON (`HEADER`), and the cubin. Nothing is unpickled. A file that is damaged, cut short, or another kernel's is as good as absent:
+the kernel is compiled and the file replaced. Files are replaced as a whole, so processes may fill the store at the same time.
 
 First the precompiled kernels are looked at (the package `nbcnn_kernels`, if it is installed), whatever compiled them; then the user's folder
 (`kernel_cache.folder`), of which a file counts only if this machine's compiler made it. Each file says which versions compiled it, and
@@ -29,7 +29,7 @@ from typing import Any
 from nbcnn.files import document
 from nbcnn.files.atomic import temporary
 from nbcnn.gpu import driver, identity, kernel_cache
-from nbcnn.gpu.compiler import compiled
+from nbcnn.gpu.compiler import CHOSEN, COMPILERS, compiled
 from nbcnn.gpu.language import Function
 
 MAGIC = b"nbcnn-kernel-1 "
@@ -47,16 +47,18 @@ RUNS = {"86": ("80",), "89": ("86", "80"), "100a": ("100",), "103": ("100",), "1
 """By the architecture of a GPU, others whose cubins it runs, the nearest first: the same major number, a minor one that is not larger, and
 without the letter of what only one architecture has (CUDA's binary compatibility, which leaves out the 8.7 of Orin). Kernels differ all the same
 where tiles do, and those have other keys."""
-_PACKAGES = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")
+_PACKAGES = {"numba": ("numba", "numba-cuda", "llvmlite"), "mlir": ("numba-cuda-mlir",)}
+"""The packages that a compiler consists of, by the compiler."""
+_TOOLKIT = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")
 
 
 @cache
 def compilers() -> dict[str, str]:
-    """The versions of what compiles here, by package, and Python's; packages that are not installed are left out."""
+    """The versions of what compiles in this process, by package, and Python's; packages that are not installed are left out."""
     from importlib import metadata  # 40 ms, which a program without a GPU does not need
 
     found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES.get(CHOSEN, ()), *_TOOLKIT):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
@@ -77,7 +79,8 @@ class Wanted:
     def key(self) -> str:
         """Raises identity.Unknown for a kernel of which nobody knows all that its code depends on."""
         function = self.kernel.py_func
-        whole = [kernel_cache.SOURCES, function.__module__, function.__code__.co_qualname, identity.digest(self.kernel), self.types, self.arch]
+        made_of = [function.__module__, function.__code__.co_qualname, identity.digest(self.kernel)]
+        whole = [kernel_cache.SOURCES, CHOSEN, *made_of, self.types, self.arch]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
 
     def file_name(self, key: str) -> str:
@@ -139,7 +142,7 @@ def own(wanted: Wanted, key: str) -> Stored | None:
     where = folder()
     stored = _read(where, wanted, key) if where is not None else None
     # Where no compiler is installed, what one made here before is still good.
-    if where is None or stored is None or (stored.header["compilers"] != compilers() and "numba" in compilers()):
+    if where is None or stored is None or (stored.header["compilers"] != compilers() and COMPILERS.get(CHOSEN) in compilers()):
         return None
     path = where / wanted.file_name(key)
     with suppress(OSError):
@@ -240,7 +243,8 @@ def load(wanted: Wanted, stored: Stored) -> Any:
     with _LOADING:
         known = wanted.kernel.loaded.get(wanted.types)
         if known is None:
-            known = wanted.kernel.loaded[wanted.types] = driver.Kernel(stored.cubin, stored.header["entry"])
+            made_by = "mlir" if COMPILERS["mlir"] in stored.header["compilers"] else "numba"
+            known = wanted.kernel.loaded[wanted.types] = driver.Kernel(stored.cubin, stored.header["entry"], made_by)
             _used[stored.header["key"]] = stored.header["compilers"]
         return known
 

@@ -1,7 +1,8 @@
-"""This module makes numbers in kernels 32 bits wide without casts: it changes Numba's type inference for our kernels.
+"""This module makes numbers in kernels 32 bits wide without casts: it changes the compiler's type inference for our kernels.
 
-Numba types every int literal, and every result of int32 arithmetic, as int64, and every float literal as float64. In functions that
-`narrow` marks it does not: their types, and the code of `a + b`, follow the rules below. Other functions are compiled as ever.
+Numba-CUDA types every int literal, and every result of int32 arithmetic, as int64, and every float literal as float64; numba-cuda-mlir has a
+copy of this type inference. In functions that `narrow` marks they do not: their types follow the rules below, and so does the code of `a + b`
+(`backends/numba32.py`, `backends/mlir32.py`). Other functions are compiled as ever.
 
 1. A literal, or a frozen Python constant, is int32 if it fits (else int64) or float32. Beside uint32 an int literal is uint32, in arithmetic,
    comparison, and where two branches meet.
@@ -14,7 +15,7 @@ Numba types every int literal, and every result of int32 arithmetic, as int64, a
 8. What overflows wraps around, as in NumPy.
 
 The simulator knows nothing of this: its ints are Python's or NumPy's, and beside a float32 NumPy 2 keeps a literal float32 as well.
-`nbcnn.gpu.compiler` imports this module with Numba, and nothing else does.
+A backend of `nbcnn.gpu.compiler` imports this module with its compiler, and the door itself once that is there; nothing else does.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
-from llvmlite import ir as llvm
-from numba.cuda import types
-from numba.cuda.core import ir, typeinfer
-from numba.cuda.core.errors import TypingError
-from numba.cuda.datamodel.models import IntegerModel, register_default
-from numba.cuda.lowering import Lower
-from numba.cuda.typing.templates import Signature
+from nbcnn.gpu import compiler
+
+_ROOT = compiler.backend().ROOT
+types: Any = import_module(f"{_ROOT}.types")
+ir: Any = import_module(f"{_ROOT}.core.ir")
+typeinfer: Any = import_module(f"{_ROOT}.core.typeinfer")
+TypingError: Any = import_module(f"{_ROOT}.core.errors").TypingError
+Signature: Any = import_module(f"{_ROOT}.typing.templates").Signature
 
 i4, u4, f4 = types.int32, types.uint32, types.float32
 
@@ -42,7 +45,7 @@ def narrow(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _marked(func_ir: Any) -> bool:
+def marked(func_ir: Any) -> bool:
     return getattr(func_ir.func_id.func, "__numbers__", None) == 32
 
 
@@ -52,57 +55,30 @@ class Literal32(types.IntegerLiteral):
     literal_type = i4
 
 
-register_default(Literal32)(IntegerModel)
-
-
 class Signature32(Signature):
-    """The signature of an operator of two equal 32-bit types, which `_lower_binop` lowers. Numba's own would widen to 64 bits."""
+    """The signature of an operator of two equal 32-bit types, which the backend lowers. The compiler's own would widen to 64 bits."""
 
 
-def _assume(b: Any, relation: str, number: Any) -> None:
-    """Promise the compiler that a number is > 0, or >= 0."""
-    if not isinstance(number, llvm.Constant):
-        assume = b.module.declare_intrinsic("llvm.assume", fnty=llvm.FunctionType(llvm.VoidType(), [llvm.IntType(1)]))
-        b.call(assume, [b.icmp_signed(relation, number, llvm.Constant(number.type, 0))])
-
-
-def _floordiv(b: Any, x: Any, y: Any, signed: bool) -> Any:
-    if not signed:
-        return b.udiv(x, y)
-    _assume(b, ">", y)
-    quotient = b.sdiv(x, y)
-    return b.select(b.icmp_signed("<", b.srem(x, y), llvm.Constant(x.type, 0)), b.sub(quotient, llvm.Constant(x.type, 1)), quotient)
-
-
-def _mod(b: Any, x: Any, y: Any, signed: bool) -> Any:
-    if not signed:
-        return b.urem(x, y)
-    _assume(b, ">", y)
-    rest = b.srem(x, y)
-    return b.select(b.icmp_signed("<", rest, llvm.Constant(x.type, 0)), b.add(rest, y), rest)
-
-
-# Without `nsw`, which Numba's own lowering sets: with it on int32, NVVM computes trip counts and unrolls loops by itself, to seven times
-# the instructions (wgmma's `correlate`: 1,087 instead of 147).
-_EMIT: dict[Any, Callable[..., Any]] = {
-    operator.add: lambda b, x, y, signed: b.add(x, y),
-    operator.sub: lambda b, x, y, signed: b.sub(x, y),
-    operator.mul: lambda b, x, y, signed: b.mul(x, y),
-    operator.floordiv: _floordiv,
-    operator.mod: _mod,
-    operator.and_: lambda b, x, y, signed: b.and_(x, y),
-    operator.or_: lambda b, x, y, signed: b.or_(x, y),
-    operator.xor: lambda b, x, y, signed: b.xor(x, y),
-    operator.lshift: lambda b, x, y, signed: b.shl(x, y),
-    operator.rshift: lambda b, x, y, signed: b.ashr(x, y) if signed else b.lshr(x, y),
+OPERATORS = {
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.floordiv,
+    operator.mod,
+    operator.and_,
+    operator.or_,
+    operator.xor,
+    operator.lshift,
+    operator.rshift,
 }
+"""The operators that have a `Signature32`."""
 _DIVISIONS = {operator.floordiv, operator.mod}
 _SHIFTS = {operator.lshift, operator.rshift}
 _LOGIC = {operator.and_, operator.or_, operator.xor}
 _COMPARE = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
 _UNARY = {operator.neg, operator.pos, operator.invert}
 _WITH_FLOAT = {operator.add, operator.sub, operator.mul, operator.truediv, *_DIVISIONS, *_COMPARE, min, max}
-_IN_PLACE = {getattr(operator, "i" + op.__name__.strip("_")): op for op in (*_EMIT, operator.truediv)}
+_IN_PLACE = {getattr(operator, "i" + op.__name__.strip("_")): op for op in (*OPERATORS, operator.truediv)}
 
 
 def _short(ty: Any) -> Any:
@@ -139,6 +115,10 @@ def _address(array: Any, index: Any) -> Any:
     return types.uint64 if isinstance(array, types.Buffer) and isinstance(index, types.Integer) and index.signed else index
 
 
+SIGNATURES: dict[Any, Callable[..., Any]] = {}
+"""By function, its signature for types of arguments, where a compiler has another than Numba-CUDA (`backends/mlir32.py`)."""
+
+
 class _Context32:
     """A typing context with other rules for constants, operators and indices; the real one does the rest, and all inner calls."""
 
@@ -170,6 +150,8 @@ class _Context32:
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         key = getattr(func, "typing_key", func)
         op = _IN_PLACE.get(key, key) if callable(key) else key
+        if callable(key) and key in SIGNATURES:
+            return SIGNATURES[key](*args)
         if isinstance(func, types.Dispatcher):
             args = tuple(map(_unliteral, args))
         elif op is operator.getitem:
@@ -181,10 +163,10 @@ class _Context32:
             args = (f4,) * len(args)
         elif op is operator.truediv and all(map(_short, args)):
             args = (f4, f4)
-        elif op in _EMIT or op in _COMPARE:
+        elif op in OPERATORS or op in _COMPARE:
             args = _beside_unsigned(*args), _beside_unsigned(*args[::-1])
             left, right = map(_short, args)
-            if left and right and op in _EMIT and not (op in _LOGIC and all(isinstance(ty, types.Boolean) for ty in args)):
+            if left and right and op in OPERATORS and not (op in _LOGIC and all(isinstance(ty, types.Boolean) for ty in args)):
                 if left != right and op in _DIVISIONS:
                     raise TypingError(f"{op.__name__} of {args[0]} and {args[1]}: make both signed or both unsigned")
                 kind = left if op in _SHIFTS or left == right else u4
@@ -242,7 +224,7 @@ class Inferer32(typeinfer.TypeInferer):
     """Type inference by these rules for marked functions, by Numba's own for all others."""
 
     def __init__(self, context: Any, func_ir: Any, warnings: Any) -> None:
-        self._marked = _marked(func_ir)
+        self._marked = marked(func_ir)
         super().__init__(_Context32(context) if self._marked and not isinstance(context, _Context32) else context, func_ir, warnings)
 
     def unify(self, *args: Any, **named: Any) -> Any:
@@ -258,25 +240,4 @@ class Inferer32(typeinfer.TypeInferer):
         super().lock_type(var, _literal(tp) if self._marked else tp, *rest, **named)
 
 
-_numba_binop, _numba_expr = Lower.lower_binop, Lower.lower_expr
-
-
-def _lower_binop(self: Any, resty: Any, expr: Any, op: Any) -> Any:
-    signature = self.fndesc.calltypes[expr]
-    if not isinstance(signature, Signature32):
-        return _numba_binop(self, resty, expr, op)
-    kind, names = signature.return_type, (expr.lhs.name, expr.rhs.name)
-    x, y = (self.context.cast(self.builder, self.loadvar(name), self.typeof(name), kind) for name in names)
-    return self.context.cast(self.builder, _EMIT[op](self.builder, x, y, kind.signed), kind, resty)
-
-
-def _lower_expr(self: Any, resty: Any, expr: Any) -> Any:
-    made = _numba_expr(self, resty, expr)
-    if expr.op == "getattr" and self.typeof(expr.value.name) == types.dim3 and _marked(self.func_ir):
-        _assume(self.builder, ">=", made)  # threadIdx and the like: so the compiler knows which sums and products are not negative
-    return made
-
-
 typeinfer.TypeInferer = Inferer32
-Lower.lower_binop = _lower_binop
-Lower.lower_expr = _lower_expr

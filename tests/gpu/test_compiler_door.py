@@ -31,7 +31,7 @@ from nbcnn.gpu.language import SIMULATOR, Function, cuda, f4, i4, jit, resolved,
 from nbcnn.ops.ptx import cvt
 from nbcnn.ops.ptx.asm import byte_address_shared, instruction
 
-COMPILER = ("numba", "numba_cuda", "llvmlite", "cuda")
+COMPILER = ("numba", "numba_cuda", "numba_cuda_mlir", "llvmlite", "cuda")
 PACKAGE = Path(nbcnn.__file__).parent
 ONCE = pytest.mark.skipif(SIMULATOR, reason="processes of their own: once is enough")
 MENTIONED = re.compile(r"(?:^|[;:])\s*(?:from\s+(?:NAMES)\b|import\s.*\b(?:NAMES)\b)|import_module\(".replace("NAMES", "|".join(COMPILER)), re.M)
@@ -52,7 +52,7 @@ sys.meta_path.insert(0, Blocked())
 IMPORT_ALL = """
 import importlib, pkgutil, sys, nbcnn
 for module in pkgutil.walk_packages(nbcnn.__path__, "nbcnn."):
-    if not module.name.endswith(("__main__", ".typing32")):  # which only the door imports, with the compiler
+    if not module.name.endswith(("__main__", "32")):  # which only the door imports, with the compiler
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
@@ -78,13 +78,14 @@ def test_the_compiler_is_imported_by_its_door_and_by_what_stands_behind_it():
             for name in names:
                 if name.split(".")[0] in COMPILER:
                     found.setdefault(path.relative_to(PACKAGE).as_posix(), set()).add(name.split(".")[0])
-    assert set(found) == {"gpu/compiler.py", "gpu/typing32.py"}
-    importing = [
+    behind = {f"gpu/backends/{name}.py" for name in ("mlir", "mlir32", "numba", "numba32")}
+    assert set(found) == behind
+    importing = {
         path.relative_to(PACKAGE).as_posix()
         for path in sorted(PACKAGE.rglob("*.py"))
         if "import typing32" in path.read_text() or "typing32 import" in path.read_text()
-    ]
-    assert importing == ["gpu/compiler.py"]
+    }
+    assert importing == behind | {"gpu/compiler.py"}
     tree = ast.parse((PACKAGE / "gpu" / "compiler.py").read_text())
     at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     named_there = {name.split(".")[0] for node in at_import for name in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]}

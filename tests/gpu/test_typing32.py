@@ -1,4 +1,7 @@
-"""Tests that numbers of kernels are 32 bits wide: the types that the compiler finds, division, and the workers that compile too."""
+"""Tests that numbers of kernels are 32 bits wide: the types that the compiler finds, division, and the workers that compile too.
+
+test_mlir.py runs those of the types with the other compiler, too (NBCNN_COMPILER=mlir).
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,20 @@ from unittest import mock
 import pytest
 from scripts import ROOT
 
-from nbcnn.gpu.compiler import named, numba_cuda
+from nbcnn.gpu.compiler import CHOSEN, named, numba_cuda
 from nbcnn.gpu.language import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator types nothing", allow_module_level=True)
 
-numba_cuda()
-
-from llvmlite import binding, ir  # noqa: E402
-from numba import cuda  # noqa: E402
-from numba.cuda import compiler, dispatcher, types  # noqa: E402
-from numba.cuda.core.errors import TypingError  # noqa: E402
+cuda = numba_cuda()
 
 from nbcnn.check.static import ptx_of_launch  # noqa: E402
 from nbcnn.gpu import typing32  # noqa: E402
 from nbcnn.lab.measure import kernels  # noqa: E402
 
+types, TypingError = typing32.types, typing32.TypingError
+NUMBAS = pytest.mark.skipif(CHOSEN != "numba", reason="of what Numba-CUDA makes")
 i4, u4, i8, f4, f8, u2 = (named(f"types.{name}") for name in ("int32", "uint32", "int64", "float32", "float64", "uint16"))
 SIZE = 3
 
@@ -36,6 +36,14 @@ SIZE = 3
 @pytest.fixture(autouse=True)
 def hopper():
     """Device functions ask the current device for its compute capability."""
+    if CHOSEN == "mlir":
+        from numba_cuda_mlir import tools
+
+        tools._cached_cc = (9, 0)
+        yield
+        return
+    from numba.cuda import compiler, dispatcher
+
     device = SimpleNamespace(compute_capability=(9, 0))
     with (
         mock.patch.object(dispatcher, "get_current_device", return_value=device),
@@ -129,13 +137,18 @@ def test_both_kinds_call_each_other():
     assert result(lambda a: wide(a, 2) + 1, i4) == i8
 
 
+@NUMBAS
 @pytest.mark.parametrize("name", ["floordiv", "mod"])
 def test_division_rounds_down(name):
+    from llvmlite import binding, ir
+
+    from nbcnn.gpu.backends import numba32
+
     word = ir.IntType(32)
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(word, [word, word]), "f")
     builder = ir.IRBuilder(function.append_basic_block())
-    builder.ret(getattr(typing32, f"_{name}")(builder, *function.args, True))
+    builder.ret(getattr(numba32, f"_{name}")(builder, *function.args, True))
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     engine = binding.create_mcjit_compiler(binding.parse_assembly(str(module)), binding.Target.from_default_triple().create_target_machine())

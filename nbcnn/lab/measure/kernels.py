@@ -8,8 +8,9 @@ sm_80 on.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -226,3 +227,58 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     text.append("blocks and warps that fit on a multiprocessor at a time, the part of its warps, and what allows no more of them")
     text.append(f"with a stack frame (spilled registers, or arrays that are not in registers): {', '.join(spilled) or 'none'}")
     return "\n".join(line.rstrip() for line in [*text, *wide, *failed])
+
+
+_NAMES = ("mode", "precision", "arch", "op", "runs_as", "kernel")
+
+
+def beside(found: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of several compilers' reports as one, each kernel once: what a kernel is called, and by compiler what `examine` found.
+
+    Raises ValueError if the reports are not of the same kernels in the same order.
+    """
+    rows, met = [], set()
+    for same in zip(*found.values(), strict=True):
+        names = [{name: row[name] for name in _NAMES} for row in same]
+        if names != names[:1] * len(names):
+            raise ValueError(f"the compilers report different kernels: {names}")
+        by = {compiler: {key: value for key, value in row.items() if key not in _NAMES} for compiler, row in zip(found, same)}
+        # Rows of several modes have many kernels in common.
+        known = json.dumps([names[0]["arch"], names[0]["kernel"], by])
+        if known not in met:
+            met.add(known)
+            rows.append(names[0] | by)
+    return rows
+
+
+def table_beside(rows: Sequence[dict[str, Any]], compilers: Sequence[str]) -> str:
+    """The rows of `beside` as text: registers, bytes of stack frame and all instructions by compiler, in this order; then sums, and what fails."""
+    good = [row for row in rows if not any("error" in row[name] for name in compilers)]
+    counted = any(row[name]["instructions"] for row in good for name in compilers)
+    columns = {"regs": "registers", "frame B": "frame_bytes", "shared B": "shared_bytes"}
+    head = [
+        *("mode", "", "arch", "op", "kernel"),
+        *(f"{title} {name}" for title in (*columns, *(["instr."] if counted else [])) for name in compilers),
+    ]
+    lines = [tuple(head)]
+    for row in good:
+        numbers = [row[name][column] for column in columns.values() for name in compilers]
+        numbers += [row[name]["instructions"].get("all", 0) for name in compilers] if counted else []
+        lines.append((row["mode"], row["precision"], row["arch"], row["op"], row["kernel"].removesuffix("_kernel"), *map(str, numbers)))
+    text = aligned(lines, range(5))
+    first, *others = compilers
+    for name in others:
+        differing = [row for row in good if row[first]["registers"] != row[name]["registers"]]
+        text.append(f"{len(good)} kernels compiled by both; {name} takes other registers than {first} in {len(differing)}")
+        more = [row for row in good if row[name]["frame_bytes"] > row[first]["frame_bytes"]]
+        text.append(f"with a larger stack frame under {name}: {', '.join(sorted({row['kernel'] for row in more})) or 'none'}")
+        if counted:
+            mine, theirs = (sum(row[each]["instructions"].get("all", 0) for row in good) for each in (first, name))
+            text.append(f"instructions in all: {first} {mine:,}, {name} {theirs:,} ({theirs / mine if mine else 1:.3f} of them)")
+    failed = [
+        f"{name} does not compile {row['kernel']} ({row['op']}) for {row['arch']}: {row[name]['error']}"
+        for row in rows
+        for name in compilers
+        if "error" in row[name]
+    ]
+    return "\n".join(line.rstrip() for line in [*text, *failed])

@@ -1,0 +1,89 @@
+"""Tests of numba-cuda-mlir as the compiler (NBCNN_COMPILER=mlir): a sample of kernels; one of each kind, marked full, does not fit into .ci/full.
+
+Each in a process of its own, because a process has one compiler. They skip where the extra `mlir` is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from scripts import ROOT
+
+from nbcnn.gpu.device import SIMULATOR
+from nbcnn.modes import MODES
+
+pytestmark = [
+    pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing"),
+    pytest.mark.skipif(find_spec("numba_cuda_mlir") is None, reason='numba-cuda-mlir is not installed: pip install "nbcnn[mlir]"'),
+]
+ARCHITECTURES = ("80", "90a", "120")
+GPU_ROWS = [key for key, row in MODES.items() if row.device == "gpu"]
+
+
+def run(*words, timeout=600, **variables):
+    """A process whose compiler is numba-cuda-mlir."""
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    environment |= {"PYTHONPATH": str(ROOT), "NBCNN_COMPILER": "mlir", "NBCNN_OFFLINE": "1"} | variables
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    assert done.stdout, done.stderr
+    return done
+
+
+def compiled(mode, precision, archs, op):
+    """The rows of `nbcnn kernels` without instructions."""
+    words = ("-m", "nbcnn", "kernels", "--mode", mode, "--precision", precision, "--arch", ",".join(archs), "--op", op, "--registers", "--json")
+    return json.loads(run(*words, "--quiet").stdout)
+
+
+def test_a_naive_convolution_compiles_for_old_and_new_gpus():
+    """For 8.0 by way of LLVM 7's dialect, for 12.0 by that of the present LLVM."""
+    found = compiled("naive", "fp32", ("80", "120"), "conv_fprop")
+    assert {row["arch"] for row in found} == {"sm_80", "sm_120"}
+    for row in found:
+        assert "error" not in row, row
+        assert row["frame_bytes"] == 0, row
+        assert 16 <= row["registers"] <= 64, row
+
+
+EACH_KIND = """
+import json, sys
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import driver
+from nbcnn.lab.measure import kernels
+from nbcnn.modes import MODES
+mode, precision, arch = sys.argv[1:]
+found, seen = {}, set()
+for _, op, launch in kernels.launches(MODES[mode, precision], arch):
+    kind = (launch.kernel.py_func.__code__, driver.signature(launch.args))
+    if kind not in seen:
+        seen.add(kind)
+        try:
+            report = compile_launch(launch, arch)
+            found[f"{launch.kernel.py_func.__name__} of {op}"] = {"registers": report.registers, "frame_bytes": report.frame_bytes}
+        except Exception as error:
+            found[f"{launch.kernel.py_func.__name__} of {op}"] = {"error": " ".join(str(error).split())[-500:]}
+print(json.dumps(found))
+"""
+"""Of kernels that one factory makes for the same types of arguments, the first: only their constants differ."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
+def test_each_kind_of_kernel_compiles(key, arch):
+    found = json.loads(run("-c", EACH_KIND, *key, arch, timeout=3000).stdout.splitlines()[-1])
+    assert found
+    assert {name: row["error"] for name, row in found.items() if "error" in row} == {}
+
+
+@pytest.mark.full
+def test_numbers_are_typed_by_the_same_rules():
+    words = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/gpu/test_typing32.py", "-k", "types or typed or each_other or divide")
+    done = run(*words)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
