@@ -1,6 +1,6 @@
 """This module compiles a kernel without a GPU and reads its registers, stack frame and shared memory from the cubin.
 
-A kernel is compiled the way Numba compiles it at run time (NVVM link-time IR, then nvJitLink), for any architecture.
+A kernel is compiled the way it is compiled at run time (NVVM link-time IR, then nvJitLink), for any architecture.
 A stack frame is local memory: spilled registers, or a local array that the compiler could not keep in registers.
 """
 
@@ -31,7 +31,7 @@ class StaticReport:
 
 
 def signature_of(launch: Launch) -> tuple[Any, ...]:
-    """Numba types of a launch's arguments; arrays may be NumPy stand-ins."""
+    """The compiler's types of a launch's arguments; arrays may be NumPy stand-ins."""
     return tuple(
         (array_type if hasattr(value, "dtype") and getattr(value, "ndim", 0) == 1 else scalar_type)(getattr(value, "dtype", type(value)))
         for value in launch.args
@@ -39,9 +39,9 @@ def signature_of(launch: Launch) -> tuple[Any, ...]:
 
 
 def compile_kernel(kernel: Any, args: tuple[Any, ...], arch: str = "90a") -> StaticReport:
-    """Compile `kernel`, as `jit` describes it, for Numba argument types `args` and architecture such as "75", "80", "90a".
+    """Compile `kernel`, as `jit` describes it, for the compiler's types `args` of its arguments and architecture such as "75", "80", "90a".
 
-    Raises whatever Numba, NVVM or nvJitLink raise: a kernel that does not compile.
+    Raises whatever the compiler, NVVM or nvJitLink raise: a kernel that does not compile.
     """
     made = cubin(resolved(kernel), args, arch)
     return StaticReport(kernel.py_func.__name__, f"sm_{arch}", *_resources(made), made)

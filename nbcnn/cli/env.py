@@ -203,5 +203,7 @@ def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | 
         major = int(driver.split(".")[0]) if driver and driver[0].isdigit() else 580
         extra = "mlir" if CHOSEN == "mlir" else "cu13" if major >= 580 else "cu12"
         older = "  (cu12 for drivers before 580)" if extra == "cu13" and not driver else ""
+        if extra == "mlir" and major < 580:
+            older = "  (it needs a driver from 580 on: without NBCNN_COMPILER the extra cu12 does)"
         lines.append(f'the CUDA compiler is missing or broken: pip install "nbcnn[{extra}]"{older}')
     return lines

@@ -88,6 +88,8 @@ def guarded(command: Callable[[], int], without_gpu: str = MODE_CPU) -> int:
         if faults.explained(error):
             faults.freed_in_silence()
         return exit_code(error)
+    if code in (SIGINT, SIGTERM):
+        end_soon(code)  # a training that saved its state before it ended
     if lost := unwritten():
         print(f"nbcnn: error: stdout could not be written: {lost.strerror}; what the command has saved stands", file=sys.stderr)
     return code or (RUNTIME if lost else OK)

@@ -40,7 +40,7 @@ def parser() -> Parser:
     flag(group, "--precision", one_of(*PRECISIONS), "only this precision's", "all")
     flag(group, "--arch", some_of(*ARCHITECTURES), f"architectures to compile for, sm_… ({', '.join(ARCHITECTURES)})", ",".join(REPORTED))
     flag(group, "--op", str, "only this op's kernels", "all ops", metavar="OP")
-    flag(group, "--kinds", bool, "of kernels that differ only in their constants, such as the sizes of a tile, the first: a fifth of the time", "off")
+    flag(group, "--kinds", bool, "compile only the first of the kernels that share their Python code and the types of their arguments", "off")
     flag(group, "--compilers", some_of(*COMPILERS), "compile by each of these, and report them side by side", "the one of NBCNN_COMPILER")
     group = made.add_argument_group("output")
     flag(group, "--registers", bool, "count no instructions, which takes a second compilation where no nvdisasm is", "off")
@@ -112,4 +112,4 @@ def _side_by_side(flags: SimpleNamespace) -> int:
         found[name] = json.loads(done.stdout)
     rows = kernels.beside(found)
     print(json.dumps(rows) if flags.json else kernels.table_beside(rows, flags.compilers))
-    return RUNTIME if any("error" in row[name] for row in rows for name in flags.compilers) else OK
+    return RUNTIME if any("error" in row[name] or row[name].get("wide") for row in rows for name in flags.compilers) else OK

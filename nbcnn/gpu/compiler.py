@@ -1,4 +1,5 @@
-"""This module is the one door to the compiler: what stands behind it alone imports Numba, llvmlite and NVIDIA's bindings, at the first use.
+"""This module is the one door to the compiler: only what stands behind it imports Numba and llvmlite, at the first use,
+and only it NVIDIA's bindings.
 
 What kernels are made of is described in `nbcnn.gpu.language`; here the descriptions become things of the compiler's own: dispatchers,
 intrinsics, types. A *dispatcher* is what `cuda.jit` returns, or in the simulator what stands in its place. There are two compilers

@@ -5,9 +5,10 @@ compiler that this process uses (`compiler.CHOSEN`), and the sources that can ch
 one line of JSON (`HEADER`), and the cubin. Nothing is unpickled. A file that is damaged, cut short, or another kernel's is as good as absent:
 the kernel is compiled and the file replaced. Files are replaced as a whole, so processes may fill the store at the same time.
 
-First the precompiled kernels are looked at (the package `nbcnn_kernels`, if it is installed), whatever compiled them; then the user's folder
-(`kernel_cache.folder`), of which a file counts only if this machine's compiler made it. Each file says which versions compiled it, and
-`compilers_used` which of them this process has loaded. In the package architectures of a family share a kernel that is the same in them (`RUNS`).
+First the precompiled kernels are looked at (the package `nbcnn_kernels`, if it is installed), whatever versions of the compiler made them; then
+the user's folder (`kernel_cache.folder`), of which a file counts only if this machine's compiler made it. Each file says which versions compiled
+it, and `compilers_used` which of them this process has loaded. In the package architectures of a family share a kernel that is the same in them
+(`RUNS`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import played_driver
 import pytest
 from scripts import ROOT
 
+from nbcnn.cli.kernels import COMPILERS
 from nbcnn.gpu import compiler, device, driver, kernel_store
 from nbcnn.gpu.backends import capability, constraints, letters, tied, typer
 from nbcnn.gpu.kernel_store import Stored, Wanted
@@ -57,6 +58,10 @@ def test_a_compiler_that_is_not_installed_names_its_extra(tmp_path):
     assert env["compiler"]["package"] == "numba-cuda-mlir"
     assert not env["works"]["compile"]
     assert 'pip install "nbcnn[mlir]"' in " ".join(env["advice"])
+
+
+def test_the_command_line_knows_the_compilers():
+    assert tuple(compiler.COMPILERS) == COMPILERS
 
 
 def test_each_compiler_has_its_own_kernels_in_the_store(monkeypatch):

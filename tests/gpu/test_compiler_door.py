@@ -52,7 +52,7 @@ sys.meta_path.insert(0, Blocked())
 IMPORT_ALL = """
 import importlib, pkgutil, sys, nbcnn
 for module in pkgutil.walk_packages(nbcnn.__path__, "nbcnn."):
-    if not module.name.endswith(("__main__", "32")):  # which only the door imports, with the compiler
+    if not module.name.endswith(("__main__", ".typing32", ".numba32", ".mlir32")):  # which are imported with the compiler
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Tests of numba-cuda-mlir as the compiler (NBCNN_COMPILER=mlir): a sample of kernels; one of each kind, marked full, does not fit into .ci/full.
+"""Tests of numba-cuda-mlir as the compiler (NBCNN_COMPILER=mlir): a sample of kernels. .ci/full has no time for the test of each kind.
 
 Each in a process of its own, because a process has one compiler. They skip where the extra `mlir` is not installed.
 """
@@ -46,6 +46,7 @@ def test_a_naive_convolution_compiles_for_old_and_new_gpus():
     assert {row["arch"] for row in found} == {"sm_80", "sm_120"}
     for row in found:
         assert "error" not in row, row
+        assert row["wide"] == [], row
         assert row["frame_bytes"] == 0, row
         assert 16 <= row["registers"] <= 64, row
 
@@ -53,13 +54,12 @@ def test_a_naive_convolution_compiles_for_old_and_new_gpus():
 EACH_KIND = """
 import json, sys
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import driver
 from nbcnn.lab.measure import kernels
 from nbcnn.modes import MODES
 mode, precision, arch = sys.argv[1:]
 found, seen = {}, set()
 for _, op, launch in kernels.launches(MODES[mode, precision], arch):
-    kind = (launch.kernel.py_func.__code__, driver.signature(launch.args))
+    kind = kernels.kind_of(launch)
     if kind not in seen:
         seen.add(kind)
         try:
@@ -69,7 +69,7 @@ for _, op, launch in kernels.launches(MODES[mode, precision], arch):
             found[f"{launch.kernel.py_func.__name__} of {op}"] = {"error": " ".join(str(error).split())[-500:]}
 print(json.dumps(found))
 """
-"""Of kernels that one factory makes for the same types of arguments, the first: only their constants differ."""
+"""The first kernel of each kind."""
 
 
 @pytest.mark.full
@@ -81,7 +81,6 @@ def test_each_kind_of_kernel_compiles(key, arch):
     assert {name: row["error"] for name, row in found.items() if "error" in row} == {}
 
 
-@pytest.mark.full
 def test_numbers_are_typed_by_the_same_rules():
     words = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/gpu/test_typing32.py", "-k", "types or typed or each_other or divide")
     done = run(*words)

@@ -1,6 +1,6 @@
 """numba-cuda-mlir as the compiler of kernels: Numba's frontend and type inference, MLIR, then NVVM and nvJitLink. It needs no Numba.
 
-It asks the driver for the GPU that is in the machine even where an architecture is given; `_aim` answers in the driver's place. It has no
+It asks the driver for the GPU that is in the machine even where an architecture is given; `_made` says what the driver would answer. It has no
 simulator (`nbcnn.gpu.lockstep` is the project's own).
 """
 

@@ -113,7 +113,7 @@ def report(
     kinds: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """One row a kernel and architecture; `say` is called with what is being compiled and what is left out. Instructions only if `counting`; of
-    kernels that differ only in their constants, such as the sizes of a tile, the first if `kinds`.
+    the kernels of one kind (`kind_of`) the first if `kinds`.
 
     Architectures are shared out among as many processes as there are cores. Of one architecture a kernel that several rows launch with the same
     types is compiled once.
@@ -169,7 +169,9 @@ def _job(_: None, job: tuple[Sequence[tuple[str, str]], str, str | None, bool, b
 
 
 def kind_of(launch: Any) -> tuple[Any, tuple[str, ...]]:
-    """What kernels have in common that one factory makes of other constants: their Python code, and the types of their arguments."""
+    """The kind of a kernel: its Python code and the types of its arguments. Constants, such as the sizes of a tile, may differ, and device functions
+    that its factory was given, such as those of an epilogue.
+    """
     function = getattr(launch.kernel, "py_func", launch.kernel)
     return getattr(function, "__code__", function), signature(launch.args)
 
@@ -275,6 +277,8 @@ def table_beside(rows: Sequence[dict[str, Any]], compilers: Sequence[str]) -> st
         if counted:
             mine, theirs = (sum(row[each]["instructions"].get("all", 0) for row in good) for each in (first, name))
             text.append(f"instructions in all: {first} {mine:,}, {name} {theirs:,} ({theirs / mine if mine else 1:.3f} of them)")
+    places = dict.fromkeys((name, place) for row in good for name in compilers for place in row[name].get("wide", ()))
+    text += [f"under {name} 64 bits wide, and no cast asks for it: {place}" for name, place in places]
     failed = [
         f"{name} does not compile {row['kernel']} ({row['op']}) for {row['arch']}: {row[name]['error']}"
         for row in rows
