@@ -15,8 +15,8 @@ from nbcnn.classify.classifier import ClassifierError
 from nbcnn.classify.features import Origin, read_features
 from nbcnn.classify.pipeline import Settings
 from nbcnn.classify.processing import parse
+from nbcnn.cli import baselines, predict
 from nbcnn.cli import classify as command
-from nbcnn.cli import predict
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.nn.layers import Conv2d
@@ -207,13 +207,13 @@ def test_the_random_encoder_gets_the_images_that_the_trained_one_gets(copied, tm
     out = tmp_path / "features"
     assert exits(extract, [copied, "--mode", "cpu", "--out", out, "--limit", "4", "--quiet"]) == 0
     origin = read_features(out).origin
-    assert command._forgotten(origin, "cpu") is None  # no layer prepares images
+    assert baselines._forgotten(origin, "cpu") is None  # no layer prepares images
     monkeypatch.setattr(Conv2d, "prepares", True, raising=False)
-    net = command._forgotten(origin, "cpu")
+    net = baselines._forgotten(origin, "cpu")
     trained = checkpoint.read(copied / origin.checkpoint).tensors
     np.testing.assert_array_equal(net.params.read("conv1.weight"), trained["param.conv1.weight"])
     (copied / origin.checkpoint).write_bytes(b"gone")
-    assert command._forgotten(origin, "cpu") is None
+    assert baselines._forgotten(origin, "cpu") is None
 
 
 @pytest.mark.full  # two minutes in the simulator
