@@ -83,7 +83,7 @@ def test_each_kind_of_kernel_compiles(key, arch):
 
 def test_numbers_are_typed_by_the_same_rules():
     """Two tests are left out whose functions take *args: the compiler refuses them, and `backends/mlir32.py` hands such arguments over one by one."""
-    words = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/gpu/test_typing32.py", "-k", "(types or typed or divide) and not device")
-    done = run(*words)
+    chosen = "(types or typed or divide) and not device"
+    done = run("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/gpu/test_typing32.py", "-k", chosen)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
