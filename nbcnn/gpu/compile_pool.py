@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import nbcnn
-from nbcnn.gpu import driver, identity
+from nbcnn.gpu import driver, identity, launching
 from nbcnn.gpu.compiler import SIMULATOR
 from nbcnn.gpu.kernel_cache import locked
 from nbcnn.gpu.kernel_store import Stored, Wanted, compile_now, compilers, find, folder, in_package, keep, key_of, load, own, parsed, trim
@@ -52,7 +52,7 @@ def missing(launches: Iterable[Any], arch: str | None = None, package: Path | No
     for launch in launches:
         if SIMULATOR or getattr(launch, "kernel", None) is None:
             continue
-        types = driver.signature(launch.args)
+        types = launching.signature(launch.args)
         if (id(launch.kernel), types) in jobs or (arch is None and types in launch.kernel.loaded):
             continue
         wanted = Wanted(launch.kernel, types, arch or driver.arch())
@@ -107,7 +107,7 @@ def sizes(launches: Iterable[Any], arch: str, target: Path | None = None) -> dic
     found: dict[str, int] = {}
     for launch in launches:
         if getattr(launch, "kernel", None) is not None:
-            wanted = Wanted(launch.kernel, driver.signature(launch.args), arch)
+            wanted = Wanted(launch.kernel, launching.signature(launch.args), arch)
             key = key_of(wanted)
             stored = (find(wanted, key) if target is None else in_package(wanted, key, target)) if key else None
             if stored is not None:

@@ -128,7 +128,7 @@ def array_type(dtype: np.dtype | type | str) -> Any:
 
 
 def types_of(names: Sequence[str]) -> tuple[Any, ...]:
-    """The compiler's types of a signature such as ("float32[]", "int32"): flat arrays and scalars (`driver.signature`)."""
+    """The compiler's types of a signature such as ("float32[]", "int32"): flat arrays and scalars (`launching.signature`)."""
     return tuple(array_type(name[:-2]) if name.endswith("[]") else scalar_type("bool" if name == "boolean" else name) for name in names)
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from nbcnn.files import document
 from nbcnn.files.atomic import temporary
-from nbcnn.gpu import driver, identity, kernel_cache
+from nbcnn.gpu import driver, identity, kernel_cache, launching
 from nbcnn.gpu.compiler import CHOSEN, COMPILERS, compiled
 from nbcnn.gpu.language import Function
 
@@ -245,14 +245,14 @@ def load(wanted: Wanted, stored: Stored) -> Any:
         known = wanted.kernel.loaded.get(wanted.types)
         if known is None:
             made_by = "mlir" if COMPILERS["mlir"] in stored.header["compilers"] else "numba"
-            known = wanted.kernel.loaded[wanted.types] = driver.Kernel(stored.cubin, stored.header["entry"], made_by)
+            known = wanted.kernel.loaded[wanted.types] = launching.Kernel(stored.cubin, stored.header["entry"], made_by)
             _used[stored.header["key"]] = stored.header["compilers"]
         return known
 
 
 def loaded(kernel: Function, args: Sequence[Any]) -> Any:
-    """The `driver.Kernel` for a launch's arguments: loaded before, or from the store, or compiled now."""
-    types = driver.signature(args)
+    """The `launching.Kernel` for a launch's arguments: loaded before, or from the store, or compiled now."""
+    types = launching.signature(args)
     found = kernel.loaded.get(types)
     if found is not None:
         return found

@@ -135,7 +135,7 @@ class Function(Description):
         """Module, name and arguments of the call that made it; None at module level, and where nobody can call that again."""
         self._real: Any = None
         self.loaded: dict[tuple[str, ...], Any] = {}
-        """`driver.Kernel` by the types of the arguments (`kernel_store`)."""
+        """`launching.Kernel` by the types of the arguments (`kernel_store`)."""
         for heard in _LISTENING:
             heard.append(self)
 

@@ -12,7 +12,7 @@ from scripts import ROOT
 
 from nbcnn.classify import ahead, ridge
 from nbcnn.classify.pipeline import Settings
-from nbcnn.gpu import driver
+from nbcnn.gpu import launching
 from nbcnn.gpu.language import SIMULATOR
 
 PLAYED = """
@@ -70,8 +70,8 @@ def test_a_gpu_launches_what_is_listed(gpu, machine, rng):
         ridge.classify(lambda: sets, labels, settings=Settings(ridge=1.0), device=gpu)
     listed = ahead.launches(gpu.capability, (30, 30, 30), mirrored=True, ridge=machine == "ridge")
     for launch in listed:
-        types = driver.signature(launch.args)
-        assert set(launch.kernel.loaded) <= {driver.signature(other.args) for other in listed if other.kernel is launch.kernel}, (launch, types)
+        types = launching.signature(launch.args)
+        assert set(launch.kernel.loaded) <= {launching.signature(other.args) for other in listed if other.kernel is launch.kernel}, (launch, types)
 
 
 def test_the_kernel_of_the_pairs_is_that_of_the_largest():

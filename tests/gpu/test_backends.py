@@ -14,7 +14,7 @@ import pytest
 from scripts import ROOT
 
 from nbcnn.cli.kernels import COMPILERS
-from nbcnn.gpu import compiler, device, driver, kernel_store
+from nbcnn.gpu import compiler, device, driver, kernel_store, launching
 from nbcnn.gpu.backends import capability, constraints, letters, tied, typer
 from nbcnn.gpu.kernel_store import Stored, Wanted
 from nbcnn.lab.measure import kernels
@@ -89,7 +89,7 @@ def test_arrays_are_passed_as_the_kernels_compiler_has_them(monkeypatch):
     driver._device.cache_clear()
     array = driver.empty(6, "uint16")[1:5]
     for name, expected in (("numba", [0, 0, 4, 2, array.address, 4, 2]), ("mlir", [array.address, array.address, 0, 4, 1])):
-        bound = driver.Kernel(CUBIN, "k", name).bind(1, 32, (array, np.int32(-3)))
+        bound = launching.Kernel(CUBIN, "k", name).bind(1, 32, (array, np.int32(-3)))
         assert bound._values[:-1].tolist() == expected
         assert bound._values[-1:].view(np.int32)[0] == -3
     driver._device.cache_clear()
@@ -98,7 +98,7 @@ def test_arrays_are_passed_as_the_kernels_compiler_has_them(monkeypatch):
 @pytest.mark.parametrize(("versions", "name"), [({"numba-cuda": "0.30.4"}, "numba"), ({"numba-cuda-mlir": "0.6.0"}, "mlir"), ({}, "numba")])
 def test_a_stored_kernel_is_launched_as_its_compiler_says(versions, name, monkeypatch):
     made = []
-    monkeypatch.setattr(driver, "Kernel", lambda *words: made.append(words))
+    monkeypatch.setattr(launching, "Kernel", lambda *words: made.append(words))
     monkeypatch.setattr(kernel_store, "_used", {})
     wanted = Wanted(wait_kernel, ("of a test", str(versions)), "90a")
     try:

@@ -52,7 +52,7 @@ sys.meta_path.insert(0, Blocked())
 IMPORT_ALL = """
 import importlib, pkgutil, sys, nbcnn
 for module in pkgutil.walk_packages(nbcnn.__path__, "nbcnn."):
-    if not module.name.endswith(("__main__", ".typing32", ".numba32", ".mlir32")):  # which are imported with the compiler
+    if not module.name.endswith(("__main__", ".typing32", ".numba32", ".mlir32", ".mlir_passes")):  # which are imported with the compiler
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
@@ -78,14 +78,14 @@ def test_the_compiler_is_imported_by_its_door_and_by_what_stands_behind_it():
             for name in names:
                 if name.split(".")[0] in COMPILER:
                     found.setdefault(path.relative_to(PACKAGE).as_posix(), set()).add(name.split(".")[0])
-    behind = {f"gpu/backends/{name}.py" for name in ("mlir", "mlir32", "numba", "numba32")}
-    assert set(found) == behind
+    ruled = {f"gpu/backends/{name}.py" for name in ("mlir", "mlir32", "numba", "numba32")}
+    assert set(found) == ruled | {"gpu/backends/mlir_passes.py"}
     importing = {
         path.relative_to(PACKAGE).as_posix()
         for path in sorted(PACKAGE.rglob("*.py"))
         if "import typing32" in path.read_text() or "typing32 import" in path.read_text()
     }
-    assert importing == behind | {"gpu/compiler.py"}
+    assert importing == ruled | {"gpu/compiler.py"}
     tree = ast.parse((PACKAGE / "gpu" / "compiler.py").read_text())
     at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     named_there = {name.split(".")[0] for node in at_import for name in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]}

@@ -9,7 +9,7 @@ import numpy as np
 import played_driver
 import pytest
 
-from nbcnn.gpu import device, driver, faults
+from nbcnn.gpu import device, driver, faults, launching
 from nbcnn.gpu.capture import JOIN, MAIN, SIDE
 
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator has a host side of its own")
@@ -88,8 +88,8 @@ def test_memory_that_runs_out_says_so_in_the_drivers_word(played):
 def test_parameters_are_those_of_numbas_kernels(played):
     array = played.empty(6, "uint16")
     args = (array[1:5], np.int32(-3), np.float32(0.5), np.int64(1 << 40), np.bool_(True), 7)
-    assert driver.signature(args) == ("uint16[]", "int32", "float32", "int64", "boolean", "int64")
-    bound = driver.Kernel(CUBIN, "k").bind((2, 3), 64, args, 96)
+    assert launching.signature(args) == ("uint16[]", "int32", "float32", "int64", "boolean", "int64")
+    bound = launching.Kernel(CUBIN, "k").bind((2, 3), 64, args, 96)
     bound.run(played.stream)
     assert played_driver.launched[0][0] == (2, 3, 1, 64, 1, 1, 96)
     pointers = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint64 * 12).from_address(played_driver.launched[0][1]))
@@ -102,25 +102,25 @@ def test_parameters_are_those_of_numbas_kernels(played):
 
 def test_a_launch_takes_no_host_arrays(played):
     with pytest.raises(TypeError, match="not ndarray"):
-        driver.Kernel(CUBIN, "k").bind(1, 1, (np.zeros(3),))
+        launching.Kernel(CUBIN, "k").bind(1, 1, (np.zeros(3),))
 
 
 def test_a_refused_launch_names_the_kernel(played):
     with pytest.raises(driver.DriverError, match="launch k: CUDA_ERROR_INVALID_VALUE"):
-        driver.Kernel(CUBIN, "k").bind(1, 2048, ()).run(played.stream)
+        launching.Kernel(CUBIN, "k").bind(1, 2048, ()).run(played.stream)
     with pytest.raises(driver.DriverError, match="load the kernel k: CUDA_ERROR_INVALID_IMAGE"):
-        driver.Kernel(b"no cubin", "k")
+        launching.Kernel(b"no cubin", "k")
 
 
 def test_shared_memory_above_48_kib_is_asked_for_once(played):
-    kernel = driver.Kernel(CUBIN, "k")
+    kernel = launching.Kernel(CUBIN, "k")
     for shared in (48 << 10, 64 << 10, 64 << 10, 50 << 10, 96 << 10):
         kernel.bind(1, 32, (), shared)
     assert played_driver.calls["cuFuncSetAttribute"] == 2
 
 
 def test_blocks_that_wait_for_each_other_must_fit(played):
-    kernel = driver.Kernel(CUBIN, "k")
+    kernel = launching.Kernel(CUBIN, "k")
     kernel.check_together((132, 8), 256)
     with pytest.raises(RuntimeError, match=r"k: its 1057 blocks wait for each other, and the GPU holds 1056"):
         kernel.check_together(1057, 256)

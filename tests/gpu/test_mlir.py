@@ -34,15 +34,15 @@ def run(*words, timeout=600, **variables):
     return done
 
 
-def compiled(mode, precision, archs, op):
+def compiled(mode, precision, archs, *more, **how):
     """The rows of `nbcnn kernels` without instructions."""
-    words = ("-m", "nbcnn", "kernels", "--mode", mode, "--precision", precision, "--arch", ",".join(archs), "--op", op, "--registers", "--json")
-    return json.loads(run(*words, "--quiet").stdout)
+    words = ("-m", "nbcnn", "kernels", "--mode", mode, "--precision", precision, "--arch", ",".join(archs), *more, "--registers", "--json")
+    return json.loads(run(*words, "--quiet", **how).stdout)
 
 
 def test_a_naive_convolution_compiles_for_old_and_new_gpus():
     """For 8.0 by way of LLVM 7's dialect, for 12.0 by that of the present LLVM."""
-    found = compiled("naive", "fp32", ("80", "120"), "conv_fprop")
+    found = compiled("naive", "fp32", ("80", "120"), "--op", "conv_fprop")
     assert {row["arch"] for row in found} == {"sm_80", "sm_120"}
     for row in found:
         assert "error" not in row, row
@@ -51,34 +51,13 @@ def test_a_naive_convolution_compiles_for_old_and_new_gpus():
         assert 16 <= row["registers"] <= 64, row
 
 
-EACH_KIND = """
-import json, sys
-from nbcnn.check.static import compile_launch
-from nbcnn.lab.measure import kernels
-from nbcnn.modes import MODES
-mode, precision, arch = sys.argv[1:]
-found, seen = {}, set()
-for _, op, launch in kernels.launches(MODES[mode, precision], arch):
-    kind = kernels.kind_of(launch)
-    if kind not in seen:
-        seen.add(kind)
-        try:
-            report = compile_launch(launch, arch)
-            found[f"{launch.kernel.py_func.__name__} of {op}"] = {"registers": report.registers, "frame_bytes": report.frame_bytes}
-        except Exception as error:
-            found[f"{launch.kernel.py_func.__name__} of {op}"] = {"error": " ".join(str(error).split())[-500:]}
-print(json.dumps(found))
-"""
-"""The first kernel of each kind."""
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_each_kind_of_kernel_compiles(key, arch):
-    found = json.loads(run("-c", EACH_KIND, *key, arch, timeout=3000).stdout.splitlines()[-1])
+    found = compiled(*key, (arch,), "--kinds", timeout=3000)
     assert found
-    assert {name: row["error"] for name, row in found.items() if "error" in row} == {}
+    assert {f"{row['kernel']} of {row['op']}": row["error"] for row in found if "error" in row} == {}
 
 
 def test_numbers_are_typed_by_the_same_rules():

@@ -31,7 +31,7 @@ def opened() -> tuple[Any, str]:
     except Exception as error:  # a version of NumPy or of the C library that it does not go with: each fails in its own way
         return None, f"numba-cuda-mlir cannot be imported ({type(error).__name__}: {error}): {INSTALL}"
     warnings.simplefilter("ignore", errors.NumbaPerformanceWarning)
-    from nbcnn.gpu.backends import mlir32  # noqa: F401
+    from nbcnn.gpu.backends import mlir32, mlir_passes  # noqa: F401
 
     return cuda, ""
 

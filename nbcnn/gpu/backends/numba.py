@@ -13,17 +13,11 @@ from typing import Any
 
 from nbcnn.gpu import simulator
 from nbcnn.gpu.backends import capability, constraints, letters, tied, typer
+from nbcnn.gpu.compiler import INSTALL, NUMBA_SIMULATOR
 
-INSTALL = 'install the extra cu13, or cu12 for drivers before 580: pip install "nbcnn[cu13]"'
 ROOT = "numba.cuda"
 
 _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto")
-
-
-def _simulates() -> bool:
-    from nbcnn.gpu.compiler import NUMBA_SIMULATOR
-
-    return NUMBA_SIMULATOR
 
 
 @cache
@@ -39,9 +33,9 @@ def opened() -> tuple[Any, str]:
         return None, f"Numba-CUDA cannot be imported ({type(error).__name__}: {error}): {INSTALL}"
     # One block of a small test shape is no performance problem, and users cannot act on the message.
     warnings.simplefilter("ignore", errors.NumbaPerformanceWarning)
-    if bool(config.ENABLE_CUDASIM) != _simulates():
+    if bool(config.ENABLE_CUDASIM) != NUMBA_SIMULATOR:
         return None, "Numba simulates and nbcnn does not, or the reverse: set NUMBA_ENABLE_CUDASIM before Python starts, not in .numba_config.yaml"
-    if _simulates():
+    if NUMBA_SIMULATOR:
         from numba.cuda.simulator import kernel, kernelapi
 
         simulator.quicken(kernel, kernelapi, cuda)
@@ -62,7 +56,7 @@ def named(path: str) -> Any:
 def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """`cuda.jit(**options)(function)` with numbers of 32 bits (`typing32`), less the options that Numba's simulator does not know."""
     cuda, chosen = opened()[0], dict(options)
-    if _simulates():
+    if NUMBA_SIMULATOR:
         for name in _NOT_IN_SIMULATOR:
             chosen.pop(name, None)
         return cuda.jit(**chosen)(function)

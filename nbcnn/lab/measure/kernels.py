@@ -24,8 +24,8 @@ from nbcnn.classify.workers import parallel
 from nbcnn.gpu import device
 from nbcnn.gpu.compiler import widened
 from nbcnn.gpu.device import Host
-from nbcnn.gpu.driver import signature
 from nbcnn.gpu.kernel_store import Wanted, key_of
+from nbcnn.gpu.launching import signature
 from nbcnn.lab.measure.occupancy import LIMITS, occupancy
 from nbcnn.lab.measure.plans import training_program
 from nbcnn.lab.measure.roofline import aligned
@@ -152,10 +152,10 @@ def compiled(
     met: set[Any] = set()
     for mode, precision in names:
         for number, (part, name, launch) in enumerate(launches(MODES[mode, precision], arch, op), 1):
-            kind = kind_of(launch)
-            if kinds and kind in met:
-                continue
-            met.add(kind)
+            if kinds:
+                if (kind := kind_of(launch)) in met:
+                    continue
+                met.add(kind)
             # What launches and kernel are: a kernel that nobody can identify is its own.
             same = (key_of(Wanted(launch.kernel, signature(launch.args), arch)) or id(launch), launch.block, launch.shared)
             if same not in known:

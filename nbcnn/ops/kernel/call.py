@@ -131,7 +131,7 @@ class Launch:
         self._bound.run(stream)
 
     def load(self) -> Any:
-        """The kernel on the GPU, compiled if need be (`nbcnn.gpu.driver.Kernel`)."""
+        """The kernel on the GPU, compiled if need be (`nbcnn.gpu.launching.Kernel`)."""
         return loaded(self.kernel, self.args)
 
 

@@ -1,0 +1,78 @@
+"""What is changed of a whole kernel between numba-cuda-mlir's lowering and NVVM: variables become registers, functions that are not called go, and
+local arrays move to the beginning. The backend `mlir` imports this module, and nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from numba_cuda_mlir import mlir_optimization
+from numba_cuda_mlir._mlir import ir
+from numba_cuda_mlir._mlir.dialects import llvm
+
+_pipeline, _last_patterns = mlir_optimization.get_base_pipeline, mlir_optimization.run_pre_codegen_patterns
+
+
+def _pipeline_with_registers() -> str:
+    """MLIR's passes with variables put into registers first. Where NVVM is left to do that, it has joined loads of different variables before
+    (`simplifycfg` knows variables only by their own addresses, not by parts of a described array), and both stay in local memory.
+    """
+    return _pipeline().replace("builtin.module(", "builtin.module(mem2reg,", 1)
+
+
+def _kernel_alone(module: Any) -> Any:
+    """Without the device functions that have been put in place, which NVVM would compile all the same; and with local arrays at the beginning
+    of the kernel, as arrays: one of a device function lies where the function was put in place, perhaps in a loop, and NVVM keeps in registers
+    only what lies in the first block.
+    """
+    functions = {ir.StringAttr(each.attributes["sym_name"]).value: each for each in _functions(module.operation)}
+    needed = [name for name, each in functions.items() if "nvvm.kernel" in each.attributes or "gpu.kernel" in each.attributes]
+    for name in needed:  # which grows
+        needed += [called for called in dict.fromkeys(_called(functions[name])) if called in functions and called not in needed]
+    for name in [name for name in functions if needed and name not in needed]:
+        functions.pop(name).erase()
+    for kernel in functions.values():
+        blocks = list(kernel.regions[0].blocks)
+        for block in blocks:
+            for op in [op for op in block.operations if op.operation.name == "llvm.alloca"]:
+                count = op.operands[0].owner
+                if count.operation.name == "llvm.mlir.constant":
+                    _in_front(op, ir.IntegerAttr(count.attributes["value"]).value, blocks[0])
+    return _last_patterns(module)
+
+
+def _functions(op: Any) -> Iterator[Any]:
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "llvm.func":
+                    if len(inner.regions[0].blocks):
+                        yield inner.operation
+                else:
+                    yield from _functions(inner.operation)
+
+
+def _called(op: Any) -> Iterator[str]:
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "llvm.call" and "callee" in inner.operation.attributes:
+                    yield ir.FlatSymbolRefAttr(inner.operation.attributes["callee"]).value
+                yield from _called(inner.operation)
+
+
+def _in_front(op: Any, count: int, first: Any) -> None:
+    kind, attributes = ir.TypeAttr(op.attributes["elem_type"]).value, {}
+    if "alignment" in op.attributes:
+        attributes["alignment"] = ir.IntegerAttr(op.attributes["alignment"]).value
+    with ir.InsertionPoint.at_block_begin(first), op.location:
+        one = llvm.ConstantOp(ir.IntegerType.get_signless(64), ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 1)).result
+        whole = ir.Type.parse(f"!llvm.array<{count} x {kind}>") if count > 1 else kind
+        made = llvm.AllocaOp(op.results[0].type, one, whole, **attributes).result
+    op.results[0].replace_all_uses_with(made)
+    op.operation.erase()
+
+
+mlir_optimization.get_base_pipeline = _pipeline_with_registers
+mlir_optimization.run_pre_codegen_patterns = _kernel_alone
