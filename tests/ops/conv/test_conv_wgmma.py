@@ -13,6 +13,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import correlation, in_phases, pack
+from nbcnn.ops.conv.frame.cost import Rates, Work, cycles
 from nbcnn.ops.conv.fused import MEAN_UP, pack_index, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import patch
@@ -202,6 +203,7 @@ def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = No
         ("bf16", "upconv_dgrad_relu", PatchTile(2, 8, 8, 256, 2, 3, 1, 2)),
         ("tf32", "conv_relu_pool_fprop", PatchTile(2, 8, 8, 128, 2, 4, 1, 2)),
         ("bf16", "conv_dgrad_relu", KeepingTile(4, 8, 8, 64, 2, 9, 1, 2, 9)),
+        ("bf16", "conv_dgrad_relu", PatchTile(2, 8, 8, 128, 1, 6, 1, 2, turns=2)),
     ],
 )
 def test_kernels_compile_without_spills(precision, op, tile):
@@ -237,3 +239,12 @@ def test_parity(gpu, precision, op):
         for tile in tried(impl, case, precision, gpu):
             assert parity(row, impl, case, gpu, tile) <= bound(case, precision), f"{case.label} {tile}"
     assert served >= 2
+
+
+def test_the_model_hides_the_end_of_a_tile_behind_the_other_turn():
+    work = Work(tiles=8 * 132, together=1, steps=36, ahead=6, tensor=512, shared=0, fetched=0, ends=70_000, memory=0)
+    rates = Rates(tensor=1, shared=1, fetched=1, latency=0, start=0, ends=35, covered=0, memory=1, soft=4)
+    assert cycles(work, rates, 132) == pytest.approx(8 * (36 * 512 + 2000))
+    assert cycles(replace(work, turns=2), rates, 132) == pytest.approx(8 * 36 * 512 + 2000)
+    short = replace(work, steps=2)  # here the ends take longer than the other's products
+    assert cycles(replace(short, turns=2), rates, 132) == pytest.approx(8 * (2 * 512 + 2000) / 2 + 2000)

@@ -11,7 +11,7 @@ With stride 2 a patch holds every second pixel of every second line: four patche
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from nbcnn.ops.conv.frame.correlation import Correlation, whole
 from nbcnn.ops.conv.frame.cost import Work
@@ -31,7 +31,8 @@ BARRIER_BYTES = 256
 class PatchTile:
     """A block's tile: TN·TH·TW pixels × BN channels; `groups` warpgroups; `slots` taps of filters and two patches in flight.
 
-    `blocks` of them share a multiprocessor, and `resident` run in all, each taking one tile after another.
+    `blocks` of them share a multiprocessor, and `resident` run in all, each taking one tile after another. Where `turns` is 2, two such sets of
+    warpgroups take them in turn, and one stores its results while the other multiplies.
     """
 
     TN: int
@@ -42,6 +43,7 @@ class PatchTile:
     slots: int
     blocks: int
     resident: int
+    turns: int = field(default=1, kw_only=True)
 
     @property
     def BM(self) -> int:
@@ -55,7 +57,7 @@ class PatchTile:
     @property
     def threads(self) -> int:
         """Consumer warpgroups and one producer warp."""
-        return self.groups * WARPGROUP + 32
+        return self.turns * self.groups * WARPGROUP + 32
 
     def chunk(self, g: Correlation) -> int | None:
         """Pixels whose moments are taken together: a warpgroup's; None where the last tile has fewer images than the others."""
@@ -110,8 +112,8 @@ def patch_bytes(tile: PatchTile, w: Window) -> int:
 
 
 def stage_bytes(tile: PatchTile, kind: Kind) -> int:
-    """Bytes of the tile's results, put together for TMA to store: squares of 64 rows of 128 bytes."""
-    return tile.BM * tile.BN * kind.result
+    """Bytes of the results of all turns, put together for TMA to store: squares of 64 rows of 128 bytes."""
+    return tile.turns * tile.BM * tile.BN * kind.result
 
 
 def shared_bytes(tile: PatchTile, kind: Kind, w: Window) -> int:
@@ -126,7 +128,7 @@ def tiles_of(g: Correlation, tile: PatchTile) -> tuple[int, int]:
 
 def moments_bytes(tile: PatchTile, kind: Kind) -> int:
     """Shared memory of the sums for moments: those of each warpgroup."""
-    return tile.groups * Columns(tile.BN, 16 // kind.result, WARPGROUP).nbytes
+    return tile.turns * tile.groups * Columns(tile.BN, 16 // kind.result, WARPGROUP).nbytes
 
 
 def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> list[PatchTile]:
@@ -140,10 +142,10 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         return []
     found: list[PatchTile] = []
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
-    for BM, BN, groups, blocks in _SHAPES:
+    for BM, BN, groups, blocks, turns in _SHAPES:
         TW = _side(g.Q, BM // SQUARE)
         TH = _side(g.P, BM // TW)
-        tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, blocks, 0)
+        tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, blocks, 0, turns=turns)
         room = min(_SHARED_OF_BLOCK, _SHARED_OF_MULTIPROCESSOR // blocks - _RESERVED)
         free = room - shared_bytes(tile, kind, w) - (moments_bytes(tile, kind) if moments else 0)
         slots = free // (BN * ROW_BYTES)
@@ -151,7 +153,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         tile = replace(tile, resident=min(down * across, blocks * multiprocessors))
         if g.taps > 1 and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
             found.append(replace(tile, slots=min(slots, _MOST_SLOTS)))
-        if across == 1 and steps <= min(slots, _MOST_KEPT):
+        if across == 1 and turns == 1 and steps <= min(slots, _MOST_KEPT):
             found.append(KeepingTile(**{**asdict(tile), "slots": steps}, kept=steps))
     return found
 
@@ -171,20 +173,25 @@ def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
         fetched=landed,
         ends=end_bytes(g, kind, tile.BM, tile.BN, epilogue),
         memory=compulsory_bytes(g, kind, epilogue),
+        turns=tile.turns,
     )
 
 
 _SHAPES = (
-    (256, 128, 2, 1),
-    (128, 256, 2, 1),
-    (128, 128, 2, 1),
-    (256, 64, 2, 1),
-    (128, 64, 2, 1),
-    (128, 64, 2, 2),
-    (64, 64, 1, 1),
-    (64, 64, 1, 2),
+    (256, 128, 2, 1, 1),
+    (128, 256, 2, 1, 1),
+    (128, 128, 2, 1, 1),
+    (256, 64, 2, 1, 1),
+    (128, 64, 2, 1, 1),
+    (128, 64, 2, 2, 1),
+    (64, 64, 1, 1, 1),
+    (64, 64, 1, 2, 1),
+    (128, 128, 1, 1, 2),
 )
-"""BM, BN, warpgroups, blocks that share a multiprocessor."""
+"""BM, BN, warpgroups, blocks that share a multiprocessor, turns.
+
+Turns with 64 channels are not worth their steps: a single warpgroup waits for the products of each, half as many (docs/log/tensor-cores.md).
+"""
 _MOST_SLOTS = 6
 _MOST_KEPT = 12
 """Stages of filters, kept or not, for which there are barriers."""

@@ -10,7 +10,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.conv.wgmma.patch import BARRIER_BYTES, SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
 from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, columns_of, put_fragments, square_moments, store_pooled
-from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
+from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, skip_stages
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -81,7 +81,8 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str) -> Any:
     """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
-    THREADS, WARPS, STAGES, BN, CHANNELS = tile.threads, 4 * tile.groups, tile.slots, tile.BN, kind.channels
+    THREADS, TURNS, STAGES, BN, CHANNELS = tile.threads, tile.turns, tile.slots, tile.BN, kind.channels
+    WARPS, SHARING = 4 * tile.groups * TURNS, 4 * tile.groups
     PATCH, PATCH_LOAD, FILTERS, (PH, PW) = patch_bytes(tile, w), patch_load(tile, w), BN * ROW_BYTES, patch_extent(tile, w)
     RING, RESULTS = PATCHES * PATCH, PATCHES * PATCH + STAGES * FILTERS
     BARRIERS = RESULTS + stage_bytes(tile, kind)
@@ -95,8 +96,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
     OUTPUTS, KEEPS = 4 if INTERLEAVE else 2, tile.keeps
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = put_fragments(tile, kind_name, MASK), store_pooled(tile, kind_name)
-    init_filters, claim_filters, next_filters = init_ring(STAGES, WARPS), claim_stage(FILTERS), next_stage(STAGES)
-    init_patches, claim_patch, next_patch = init_ring(PATCHES, WARPS), claim_stage(PATCH_LOAD), next_stage(PATCHES)
+    init_filters, claim_filters, next_filters = init_ring(STAGES, SHARING), claim_stage(FILTERS), next_stage(STAGES)
+    init_patches, claim_patch, next_patch = init_ring(PATCHES, SHARING), claim_stage(PATCH_LOAD), next_stage(PATCHES)
+    skip_filters, skip_patches = skip_stages(STAGES), skip_stages(PATCHES)
     one_running, all_done = wgmma_wait(1), wgmma_wait_all(SUMS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
@@ -124,9 +126,12 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels).
-        block   `groups` warpgroups that multiply, one warp of which a single thread has patches and filters fetched, tiles ahead.
+        block   `groups` warpgroups that multiply (two such sets with turns), one warp of which a single thread has patches and filters fetched,
+                tiles ahead.
         owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row.
         shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers, and sums for moments.
+        turns   the sets of warpgroups multiply one after the other, as the barriers `turn` have them: the tensor cores have one's products while
+                the other stores its results. Without turns they wait for every epilogue.
         moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once.
         needs   compute capability 9.0; C in whole rows of 128 bytes (TMA reads zeros behind the source's own), K, P and Q multiples of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
@@ -139,6 +144,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         patch_full = empty + STAGES * 8
         patch_empty = patch_full + PATCHES * 8
         mask_full = patch_empty + PATCHES * 8
+        turn = mask_full + PATCHES * 8
         sums_at = patches + (BARRIERS + BARRIER_BYTES)
         t = cuda.threadIdx.x
         lane = t & 31
@@ -153,6 +159,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
             init_patches(patch_full, patch_empty)
             for group in range(PATCHES):
                 mbarrier_init(mask_full + 8 * group, 1)
+                mbarrier_init(turn + 8 * group, 1)
             fence_mbarrier_init()
         cuda.syncthreads()
         tile_at = cuda.blockIdx.x
@@ -196,11 +203,18 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
             group = warp >> 2
             in_group = t & WARPGROUP - 1
             results = patches + RESULTS + group * MINE
-            square = group * HALVES
+            square = group * HALVES if TURNS == 1 else 0
             rows0 = square_rows(square) * ROW_BYTES
             rows1 = square_rows(square + SECOND) * ROW_BYTES
-            mask_parity = 0
+            mask_parity, turn_parity = 0, 1
             steps = C // CHANNELS * SOURCES
+            if TURNS > 1 and group == 1:
+                # The first tile is the other's.
+                tile_at += cuda.gridDim.x
+                turn_parity = 0
+                patch, patch_parity = skip_patches(patch, patch_parity, steps)
+                if not KEEPS:
+                    stage, parity = skip_filters(stage, parity, steps * (R * S))
             if in_group == 0 and not POOL:
                 for i in range(OUTPUTS):
                     fence_tensor_map(output_map + u8(i * ROW_BYTES))
@@ -231,6 +245,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                         for column in range(COLUMNS):
                             to = results + (half * COLUMNS + column) * BLOCK_BYTES
                             load_tile_4d(to, mask_map, n0 + column * WIDE, wx, hx, nx, mask_full + group * 8)
+                if TURNS > 1:
+                    mbarrier_wait(turn + group * 8, turn_parity)
+                    turn_parity ^= 1
                 previous, step = -1, 0
                 while step < steps:
                     mbarrier_wait(patch_full + patch * 8, patch_parity)
@@ -260,6 +277,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                         line += PW * ROW_BYTES
                     patch, patch_parity = next_patch(patch, patch_parity)
                     step += 1
+                if TURNS > 1 and in_group == 0:
+                    mbarrier_arrive(turn + (group ^ 1) * 8)
                 all_done(acc)
                 if lane == 0:
                     if not KEEPS:
@@ -291,12 +310,16 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                                 store_tile_4d(output_map + u8(phase * ROW_BYTES), channel, wx, hx, nx, at)
                         commit_stores()
                 if MOMENTS:
-                    memory_of_sums, chunk, chunks = sums_at + group * SUM_BYTES, tile_m * GROUPS + group, tiles // across * GROUPS
+                    memory_of_sums, chunk, chunks = sums_at + group * SUM_BYTES, tile_m * GROUPS + square // HALVES, tiles // across * GROUPS
                     if group == 0:
                         moments(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
                     else:
                         moments_of_second(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
-                tile_at += cuda.gridDim.x
+                tile_at += TURNS * cuda.gridDim.x
+                if TURNS > 1:
+                    patch, patch_parity = skip_patches(patch, patch_parity, steps)
+                    if not KEEPS:
+                        stage, parity = skip_filters(stage, parity, steps * (R * S))
             if in_group == 0 and not POOL:
                 wait_stores()
 

@@ -70,6 +70,19 @@ def next_stage(stages: int) -> Any:
     return run
 
 
+@cache
+def skip_stages(stages: int) -> Any:
+    """Device function (stage, parity, count) -> stage and parity behind `count` stages that others take."""
+
+    @jit(device=True)
+    def run(stage, parity, count):
+        stage += count
+        rounds = stage // stages
+        return stage - rounds * stages, parity ^ (rounds & 1)
+
+    return run
+
+
 def products_of_stage(instructions: Sequence[tuple[Any, int, int, bool]], operand: Any) -> Any:
     """Device function (acc, a, b, add): issue acc (+)= all products of one stage, whose tiles start at shared addresses a and b.
 
