@@ -12,7 +12,7 @@ docs/log/tensor-cores.md has the regrets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,6 @@ def cycles(work: Work, rates: Rates, multiprocessors: int) -> float:
     return product + (rates.second + work.parts / rates.parts if work.parts else 0.0)
 
 
-_COLUMNS_TF32 = Rates(1.0, 132, 137, 1780, 4150, 37.5, 0.162, 1870, 5.24)
 _NOTHING = float("inf")
 """A rate that limits nothing."""
 RATES = {
@@ -97,15 +96,15 @@ RATES = {
     ("patches", "bf16"): Rates(1.0, 200, 50.0, 2470, 200, 25.6, 0.0, 1760, 5.26),
     ("pixels", "bf16"): Rates(1.0, 200, 65.7, 2100, 3760, 115, 0.0, 2360, 3.29, 1670, 1110),
     ("squares", "bf16"): Rates(1.0, 200, 200, 100, 6400, 42.1, 0.633, 1930, 2.88, 300, 1360),
-    ("columns", "tf32"): _COLUMNS_TF32,
-    ("patches", "tf32"): Rates(1.0, 200, 43.9, 856, 686, 36.8, 0.0, 1170, 3.36),
-    ("columns", "fp32"): replace(_COLUMNS_TF32, tensor=0.75, latency=3000),
-    # Tiles are transposed in shared memory, which nothing overlaps: these two were fitted to ten tiles, to 9 %.
-    ("pixels", "tf32"): Rates(_NOTHING, 160, _NOTHING, 2500, 5000, _NOTHING, 0.0, _NOTHING, 1, 0, 1760),
+    ("columns", "tf32"): Rates(1.0, 127, 200, 3520, 2940, 31.5, 0.349, 3470, 12),
+    ("patches", "tf32"): Rates(1.0, 138, 200, 2020, 200, 66.6, 0.0, 3500, 12),
+    ("pixels", "tf32"): Rates(1.0, 126, 27.0, 100, 1980, 600, 0.0, 3210, 7.06, 1730, 879),
+    ("columns", "fp32"): Rates(0.75, 132, 137, 3000, 4150, 37.5, 0.162, 1870, 5.24),
+    # Tiles are transposed in shared memory, which nothing overlaps: this one was fitted to ten tiles, to 9 %.
     ("pixels", "fp32"): Rates(_NOTHING, 128, _NOTHING, 3400, 5000, _NOTHING, 0.0, _NOTHING, 1, 0, 1760),
 }
 """By kernel and precision: the correlation by columns and by patches, the weight gradient by pixels and by squares; at 1.755 GHz of an H200.
 
-Those of bf16 are fitted to 3,700 times of 153 convolutions, and choose tiles that take 0.9 % longer than the fastest, 17 % at most. Correlations in
-tf32 and fp32 have rates of an earlier fit of bf16: products are counted at each precision's own rate.
+Those of bf16 are fitted to 3,700 times of 153 convolutions, and choose tiles that take 0.9 % longer than the fastest, 17 % at most; those of tf32 to 774
+times of 42, 0.7 % and 7 %. The columns of fp32 have rates of an earlier fit of bf16, its products counted at their own rate.
 """
