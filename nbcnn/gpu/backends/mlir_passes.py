@@ -1,5 +1,5 @@
-"""What is changed of a whole kernel between numba-cuda-mlir's lowering and NVVM: variables become registers, functions that are not called go, and
-local arrays move to the beginning. The backend `mlir` imports this module, and nothing else does.
+"""This module changes a whole kernel between numba-cuda-mlir's lowering and NVVM: variables become registers, functions that nobody calls go,
+and local arrays move to the beginning. The backend `mlir` imports it, and nothing else does.
 """
 
 from __future__ import annotations

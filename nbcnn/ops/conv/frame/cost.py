@@ -105,6 +105,6 @@ RATES = {
 }
 """By kernel and precision: the correlation by columns and by patches, the weight gradient by pixels and by squares; at 1.755 GHz of an H200.
 
-Those of bf16 are fitted to 3,700 times of 153 convolutions, and choose tiles that take 0.9 % longer than the fastest, 17 % at most; those of tf32 to 774
-times of 42, 0.7 % and 7 %. The columns of fp32 have rates of an earlier fit of bf16, its products counted at their own rate.
+Those of bf16 are fitted to 3,700 times of 153 convolutions, and choose tiles that take 0.9 % longer than the fastest, 17 % at most; those of tf32 to
+774 times of 42, 0.6 % and 7 %. The columns of fp32 have rates of an earlier fit of bf16, its products counted at their own rate.
 """
