@@ -78,7 +78,7 @@ def _kernel(name: str) -> tuple[Work, int, dict[str, Any]]:
     device, error, bound, sets = made.device, made.error, made.limit, [each.launches for each in made.bounds]
     if step := next((step for step in STEPS if step.name == name), None):
         error, bound = hopper.verified(step, made.row, device, shape)
-        sets = [step.impl.bind(hopper.call_of(step, each.call)) for each in made.bounds]
+        sets = [list(step.impl.bind(hopper.call_of(step, each.call))) for each in made.bounds]
     for launch in sets[0]:
         launch.run(device.stream)
     device.synchronize()
@@ -102,7 +102,7 @@ def _training(numpys: np.ndarray, mode: str, precision: str, batch: str) -> tupl
 
 
 def _hash(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8)).hexdigest()[:16]
+    return hashlib.sha256(array.tobytes()).hexdigest()[:16]
 
 
 def turn(work: Work, count: int) -> list[float]:
@@ -145,10 +145,11 @@ class Worker:
 
     def answer(self, seconds: float = READY_SECONDS) -> dict[str, Any]:
         """Its next line; `why` in it where there is none, because the process ended or is silent for so long."""
+        assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             self.end()
             return {"why": f"no answer within {seconds:g} s"}
-        line = self._process.stdout.readline() if self._process.stdout else ""
+        line = self._process.stdout.readline()
         if line.endswith("\n"):
             found: dict[str, Any] = json.loads(line)
             return found
