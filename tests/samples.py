@@ -49,6 +49,18 @@ def hopper(tflops=(50.0, 150.0, 200.0, 300.0, 500.0, 600.0, 640.0, 660.0)):
     return [row | {"variant": n, "tflops": t, "ms": timing(154.6 / t), "over_before": o} for n, t, o in zip(names, tflops, over, strict=True)]
 
 
+def compiler(median, **more):
+    """What a compiler's process says of a part."""
+    return {"error": 0.001, "bound": 0.01, "registers": 90, "bits": "00ff", "made_by": [{"numba-cuda": "0.30.4"}], "ms": timing(median)} | more
+
+
+def compilers():
+    """Parts by two compilers, of which one fails once."""
+    row = {"part": "hopper 1 im2col", "numba": compiler(0.5), "mlir": compiler(0.4), "ratio": 0.8, "ratios": [0.79, 0.81], "same_bits": True}
+    lost = {"part": "step naive fp32 256", "numba": compiler(250.0), "mlir": {"why": "its process ended with signal SIGABRT"}}
+    return [row, lost]
+
+
 def point(scope, op, flops, nbytes, ms, limiter):
     """A point of a roofline."""
     row = {"scope": scope, "op": op, "runs_as": "im2col", "tile": None, "flops": flops, "compulsory_bytes": nbytes, "logical_bytes": 3 * nbytes}
@@ -227,6 +239,7 @@ def every_kind():
     return series() | {
         "ladder-256": rungs,
         "hopper-1024": hopper(),
+        "compilers": compilers(),
         "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
         "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
         "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],

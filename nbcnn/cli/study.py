@@ -17,6 +17,7 @@ STUDIES = {
     "evonorm": "EvoNorm, forward and backward, alone and behind a convolution",
     "sweep": "small networks, fused and unfused, batch 1 to 16,384",
     "features": "accuracy on features of trained encoders and of controls, by number of labels; pictures",
+    "compilers": "kernels and training steps by numba-cuda and by numba-cuda-mlir: times in turn, and whether bits are the same",
     "mnist": "the MNIST classifier over several seeds, fused and unfused; its step beside PyTorch's",
     "resnet": "ResNet-18 on CIFAR-10 over several seeds, by the recipe of train: accuracy and seconds beside PyTorch's twin",
 }

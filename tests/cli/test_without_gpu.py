@@ -34,6 +34,7 @@ REFUSED = {
     "ladder --hopper": ("ladder", "--hopper", "--json"),
     "roofline": ("roofline",),
     "study gemm": ("study", "gemm"),
+    "study compilers": ("study", "compilers", "--json"),
     "study evonorm": ("study", "evonorm", "--json"),
     "roofline --ncu": ("roofline", "--ncu"),
 }

@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 SAVES = RESULTS if (RESULTS.parents[2] / "pyproject.toml").exists() else Path("nbcnn-results")
 """Where results are saved: with the package's own in a checkout, in the present folder where the package is installed."""
 _NUMBER = re.compile("[0-9]{1,18}")
-PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "torch")
+PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "numba-cuda-mlir", "scikit-learn", "torch")
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def environment(device: str) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_cores": cores(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES},
         "revision": _output("git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"),
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
@@ -65,7 +65,8 @@ def cpu_name() -> str | None:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The installed version of a package; None without it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -154,19 +154,23 @@ def check_against_numpy(options: Mapping[str, Any]) -> None:
     updates = []
     for chosen in ({"mode": "cpu"}, options):
         session = session_for(4, 12, **chosen)
-        before = _flat(session)
+        before = weights(session)
         for _ in range(3):
             session.step()
-        updates.append(_flat(session) - before)
+        updates.append(weights(session) - before)
         if (position := session.state()["step_state"][POSITION]) != 12:
             raise RuntimeError(f"three training steps of four images end at image {position}, not 12: they are not timed")
-    error = float(np.linalg.norm(updates[1] - updates[0]) / np.linalg.norm(updates[0]))
-    bound = DEPTH * parity_bound(TERMS, session.net.precision)
+    error, bound = error_of(updates[1], updates[0], session.net.precision)
     if not error <= bound:
         raise RuntimeError(f"{options} is not timed: three training steps change its weights otherwise than NumPy's: {error:.1e} (bound {bound:.1e})")
 
 
-def _flat(session: TrainingSession) -> np.ndarray:
+def error_of(update: np.ndarray, numpys: np.ndarray, precision: str) -> tuple[float, float]:
+    """(error, bound) of a change of the weights beside NumPy's, relative to its norm."""
+    return float(np.linalg.norm(update - numpys) / np.linalg.norm(numpys)), DEPTH * parity_bound(TERMS, precision)
+
+
+def weights(session: TrainingSession) -> np.ndarray:
     """All weights in float64."""
     return np.concatenate([t.reshape(-1) for t in session.net.params.as_dict().values()]).astype(np.float64)
 

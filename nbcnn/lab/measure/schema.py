@@ -71,6 +71,7 @@ _STEP = {"form": str, "precision?": str, "batch": int, "step_ms?": TIMING, "imag
 _STEP |= {"iterations?": int, "over_graph?": float, "expert?": bool, "gradient_error?": float, "why?": str}
 _CUDNN = {"cudnn_ms": (TIMING, None), "ratio": (float, None), "best_plan_ms?": TIMING, "best_plan_ratio?": float, "best_plan_why?": str}
 _OP = {"op": str, "steps": int, "launches": int, "ms": float, "share": float, "floor_ms": float, "bytes": int}
+_COMPILED = {"ms?": TIMING, "error?": float, "bound?": float, "registers?": (int, None), "bits?": str, "made_by?": [{str: str}], "why?": str}
 _PATH = {
     "variant": str,
     "path": str,
@@ -140,6 +141,10 @@ KINDS: dict[str, tuple[str, Any]] = {
                 "blocks?": (int, None),
             }
         ],
+    ),
+    "compilers": (
+        "kernels and training steps by both compilers, timed in turn: `ratios` of mlir's time to numba's by round; a compiler that failed has `why`",
+        [{"part": str, "numba": _COMPILED, "mlir": _COMPILED, "ratio?": float, "ratios?": [float], "same_bits?": bool}],
     ),
     "roofline": (
         "one training step: every step of the plan under measured and datasheet ceilings (flop/s, byte/s)",

@@ -28,6 +28,8 @@ def ladder(source: Source) -> Parts:
         yield Missing("the ladder", "python -m nbcnn ladder --save")
     for name, rows, where in source.sections("hopper"):
         yield page.folded(titled(name), sections.hopper(rows).html() + page.provenance(where))
+    for name, rows, where in source.sections("compilers"):
+        yield page.folded(titled(name), sections.compilers(rows).html() + page.provenance(where))
 
 
 def _mode(row: dict[str, Any]) -> str:

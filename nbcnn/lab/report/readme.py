@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import hopper, learning, readme_nets, readme_onnx, readme_scaling, sections, support
+from nbcnn.lab.report import compilers, hopper, learning, readme_nets, readme_onnx, readme_scaling, sections, support
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -114,6 +114,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **fusion.TABLES,
     **series.TABLES,
     **hopper.TABLES,
+    **compilers.TABLES,
     **learning.TABLES,
     **readme_onnx.TABLES,
     **support.TABLES,

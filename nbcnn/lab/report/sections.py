@@ -86,6 +86,13 @@ def hopper(rows: Sequence[Row]) -> Table:
     return Table(head, tuple(lines), 2)
 
 
+def compilers(rows: Sequence[Row]) -> Table:
+    """Kernels and training steps by both compilers."""
+    from nbcnn.lab.studies.compilers import HEAD, cells
+
+    return Table(HEAD, tuple(map(cells, rows))).filled()
+
+
 def planned_mib(row: Row) -> float:
     """MiB that were planned for a training but for the data set and the tables of its batches."""
     nbytes: int = sum(count for name, count in row["planned_bytes"].items() if name not in ("data set", "tables"))

@@ -14,6 +14,7 @@ KINDS: Mapping[str, str] = {
     "op": "One op",
     "ladder": "The ladder",
     "hopper": "The ladder for Hopper",
+    "compilers": "Two compilers",
     "roofline": "Roofline",
     "counters": "DRAM bytes counted by ncu",
     "dwconv": "Depthwise convolution",

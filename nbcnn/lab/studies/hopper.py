@@ -33,6 +33,8 @@ OP = "conv_relu_fprop"
 """What mode im2col, step 6 and the engine compute; steps 1 … 5 the convolution alone."""
 BELOW = ("mode im2col", "CUDA cores, float32")
 ABOVE = ("engine", "256-pixel tiles, patches kept")
+IM2COL, ENGINE = Choice("im2col", part="im2col"), Choice("tensorcore", "bf16", part="wgmma")
+"""What runs those two; the steps take the engine's operands."""
 CAPABILITY = (9, 0)
 CALLS = 10
 """Calls in one captured graph, unless it takes more to walk through all sets of operands."""
@@ -70,7 +72,7 @@ def climb(batch: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     shape = replace(LAYERS[LAYER], N=batch)
     say(f"{LAYER}, batch {batch}: verifying and compiling …")
     problem = conv_problem(OP, shape)
-    below, engine = prepare(Choice("im2col", part="im2col"), problem), prepare(Choice("tensorcore", "bf16", part="wgmma"), problem)
+    below, engine = prepare(IM2COL, problem), prepare(ENGINE, problem)
     errors = [verified(step, engine.row, gpu, shape) for step in STEPS]
     works = [below.work("rotate", graph=True)]
     for step in STEPS:
