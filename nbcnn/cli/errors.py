@@ -69,13 +69,6 @@ def guarded(command: Callable[[], int], without_gpu: str = MODE_CPU) -> int:
     SIGINT and SIGTERM unwind the command, print a line and give 130 and 143. `without_gpu` is what the command can do instead where there is no
     GPU. NBCNN_DEBUG=1 prints the traceback first. A script's outputs never fail (`nbcnn.cli.process`), so a broken pipe is one between ranks.
     """
-    code = _code_of(command, without_gpu)
-    if code in (SIGINT, SIGTERM):
-        end_soon(code)
-    return code
-
-
-def _code_of(command: Callable[[], int], without_gpu: str) -> int:
     received = Unwinding()
     try:
         with received:
@@ -85,6 +78,7 @@ def _code_of(command: Callable[[], int], without_gpu: str) -> int:
         number = received.signal or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
         if number is not None:
             print(ENDED[signal.Signals(number)], file=sys.stderr)
+            end_soon(128 + number)
             return 128 + number
         if not isinstance(error, Exception):
             raise
@@ -94,6 +88,8 @@ def _code_of(command: Callable[[], int], without_gpu: str) -> int:
         if faults.explained(error):
             faults.freed_in_silence()
         return exit_code(error)
+    if code in (SIGINT, SIGTERM):
+        end_soon(code)  # a training that saved its state before it ended; before stdout is written, which may wait for a reader
     if lost := unwritten():
         print(f"nbcnn: error: stdout could not be written: {lost.strerror}; what the command has saved stands", file=sys.stderr)
     return code or (RUNTIME if lost else OK)

@@ -21,7 +21,7 @@ EXAMPLES = (
 def parser() -> Parser:
     made = Parser("python -m nbcnn study compilers", "Kernels and training steps by numba-cuda and by numba-cuda-mlir.", EXAMPLES)
     group = made.add_argument_group("study")
-    flag(group, "--parts", str, "only parts in whose name this stands: hopper, step, 'step naive', 'bf16 1024', …", "all", metavar="TEXT")
+    flag(group, "--parts", str, "only parts in whose name this stands: hopper, step, 'step naive', 'bf16 1024', …", "every part", metavar="TEXT")
     flag(group, "--rounds", count(1), "turns of each compiler for a part", 3)
     results_flags(made.add_argument_group("output"))
     return made

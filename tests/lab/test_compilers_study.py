@@ -131,4 +131,4 @@ def test_the_page_says_what_compiled_and_what_failed(monkeypatch):
     text = page.beside()
     assert "| hopper 1 im2col | 0.5000 | 0.4000 | 0.800 | 0.790 … 0.810 | 90 / 90 | 0.10 / 0.10 | same |" in text
     assert "- step naive fp32 256, mlir: its process ended with signal SIGABRT" in text
-    assert "numba (numba-cuda 0.30.4); mlir (numba-cuda 0.30.4)." in text
+    assert "numba (numba-cuda 0.30.4); mlir (numba-cuda-mlir 0.6.0)." in text

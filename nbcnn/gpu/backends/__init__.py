@@ -3,7 +3,7 @@
 | NBCNN_COMPILER | module | package | lowering of 32-bit numbers |
 | --- | --- | --- | --- |
 | `numba` (the default) | `backends/numba.py` | numba-cuda, with Numba and llvmlite | `backends/numba32.py` |
-| `mlir` | `backends/mlir.py` | numba-cuda-mlir | `backends/mlir32.py` |
+| `mlir` | `backends/mlir.py`, `backends/mlir_passes.py` | numba-cuda-mlir | `backends/mlir32.py` |
 
 Both type kernels by the rules of `nbcnn.gpu.typing32`. What a backend is made of is the protocol `Backend`; what both say in the same words is below.
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 from nbcnn.lab.report import sections
 from nbcnn.lab.report.tables import GPU, footer, measured, section
+from nbcnn.lab.studies.compilers import failures
 
 SECTION = "compilers"
 NAMES = {"llvmlite": "llvmlite", "nvidia-nvjitlink": "nvJitLink", "nvidia-nvvm": "NVVM", "python": "Python"}
@@ -18,8 +19,8 @@ def beside() -> str:
     if not measured(GPU, SECTION):
         return ""
     rows, environment = section(GPU, SECTION)
-    why = [f"- {row['part']}, {name}: {row[name]['why']}" for row in rows for name in ("numba", "mlir") if "why" in row[name]]
-    lost = "\n\nWhat failed:\n\n" + "\n".join(why) if why else ""
+    why = failures(rows)
+    lost = "\n\nWhat failed:\n\n" + "\n".join(f"- {each}" for each in why) if why else ""
     made = f"\n\nCompiled by: numba {versions(rows, 'numba')}; mlir {versions(rows, 'mlir')}."
     return sections.compilers(rows).markdown() + lost + made + footer(environment)
 

@@ -168,7 +168,9 @@ class Worker:
         return self.answer(TURN_SECONDS)
 
     def end(self) -> None:
-        """Kill the process and what it started."""
+        """Kill the process and what it started; nothing if that was done before."""
+        if self._said.closed:
+            return
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -150,6 +150,7 @@ def real_cases() -> Iterator[Case]:
     yield from cases(
         (
             (ConvShape(9, 64, 32, 32, 64, 3, 3, 1, 1), False),
+            (ConvShape(5, 64, 16, 32, 128, 3, 3, 1, 1), False),
             (ConvShape(16, 64, 16, 16, 128, 3, 3, 2, 1), False),
             (ConvShape(65, 128, 8, 8, 128, 3, 3, 1, 1), True),
             (ConvShape(64, 256, 8, 8, 256, 3, 3, 1, 1), False),

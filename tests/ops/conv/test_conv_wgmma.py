@@ -49,13 +49,19 @@ MEAN = (
     ConvShape(2, 48, 6, 8, 96, 3, 3, 2, 1),
     ConvShape(3, 32, 8, 8, 64, 1, 1, 1, 0),
 )
-REAL = (ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1), ConvShape(5, 128, 8, 8, 128, 3, 3, 1, 1), ConvShape(3, 128, 16, 16, 256, 3, 3, 1, 1))
+REAL = (
+    ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1),
+    ConvShape(5, 128, 8, 8, 128, 3, 3, 1, 1),
+    ConvShape(3, 128, 16, 16, 256, 3, 3, 1, 1),
+    ConvShape(5, 128, 16, 32, 128, 3, 3, 1, 1),
+)
 POOLED = (
     ConvShape(5, 64, 8, 8, 64, 3, 3, 1, 1),
     ConvShape(1, 64, 4, 4, 72, 3, 3, 1, 1),
     ConvShape(3, 64, 8, 8, 64, 3, 3, 1, 1),
     ConvShape(5, 64, 6, 16, 64, 3, 3, 1, 1),
     REAL[0],
+    ConvShape(5, 64, 16, 32, 128, 3, 3, 1, 1),
 )
 UP = (ConvShape(1, 64, 3, 5, 64, 3, 3, 1, 1), ConvShape(5, 128, 8, 8, 256, 3, 3, 1, 1))
 
@@ -151,7 +157,8 @@ def test_filters_stay_where_a_block_has_room_for_all_of_them(precision, kept):
     assert {(tile.slots, tile.kept) for tile in keeping} == ({(kept, kept)} if kept else set())
     for tile in keeping:
         assert patch.tiles_of(g, tile)[1] == 1
-        assert 8 * (2 * tile.slots + 6) <= patch.BARRIER_BYTES
+        # Two for each stage of filters and each of two patches, and for each warpgroup those of its mask and its turn.
+        assert 8 * (2 * tile.slots + 8) <= patch.BARRIER_BYTES
     wide = correlation(bare(next(case for case in conv_cases(ConvShape(8, 64, 32, 32, 256, 3, 3, 1, 1)) if case.op == "conv_fprop")))
     assert not any(tile.keeps for tile in patch.candidates(wide, kind, 132) if tile.BN < wide.K)
 
@@ -247,4 +254,26 @@ def test_the_model_hides_the_end_of_a_tile_behind_the_other_turn():
     assert cycles(work, rates, 132) == pytest.approx(8 * (36 * 512 + 2000))
     assert cycles(replace(work, turns=2), rates, 132) == pytest.approx(8 * 36 * 512 + 2000)
     short = replace(work, steps=2)  # here the ends take longer than the other's products
-    assert cycles(replace(short, turns=2), rates, 132) == pytest.approx(8 * (2 * 512 + 2000) / 2 + 2000)
+    assert cycles(replace(short, turns=2), rates, 132) == pytest.approx(8 * (2 * 512 + 2000) / 2 + 2 * 512)
+
+
+@pytest.mark.parametrize("op", ["conv_fprop", "conv_relu_fprop", "conv_dgrad_relu", "conv_relu_pool_fprop", "upconv_relu_fprop"])
+def test_the_gpu_tests_tiles_whose_turns_go_round(op):
+    """Of two blocks each has five tiles or more, so that each of its warpgroups waits for its turn again, and skips the other's stages."""
+    of = [case for case in cases(MEAN + REAL, POOLED, UP) if case.op == op and case.ins[0].shape[0] == 5]
+    most = 0
+    for case in of:
+        for tile in implementations("bf16")[op].candidates(bare(case), 132):
+            if isinstance(tile, PatchTile) and tile.turns == 2:
+                down, across = patch.tiles_of(correlation(bare(case)), tile)
+                most = max(most, down * across)
+    assert most >= 10
+
+
+def test_turns_are_of_two_warpgroups_alone():
+    PatchTile(2, 8, 8, 128, 1, 6, 1, 2, turns=2)
+    for groups, turns in ((2, 2), (1, 3)):
+        with pytest.raises(ValueError, match="two warpgroups take tiles alternately"):
+            PatchTile(2, 8, 8, 128, groups, 6, 1, 2, turns=turns)
+    with pytest.raises(ValueError, match="filters that are fetched"):
+        KeepingTile(2, 8, 8, 64, 1, 9, 1, 2, 9, turns=2)

@@ -31,8 +31,9 @@ BARRIER_BYTES = 256
 class PatchTile:
     """A block's tile: TN·TH·TW pixels × BN channels; `groups` warpgroups; `slots` taps of filters and two patches in flight.
 
-    `blocks` of them share a multiprocessor, and `resident` run in all, each taking one tile after another. Where `turns` is 2, two such sets of
-    warpgroups take them in turn, and one stores its results while the other multiplies.
+    `blocks` of them share a multiprocessor, and `resident` run in all, each taking one tile after another. Where `turns` is 2, `groups` is 1: two
+    warpgroups take whole tiles alternately, so that one stores its results while the other multiplies (CUTLASS calls it ping-pong).
+    Raises ValueError for other turns.
     """
 
     TN: int
@@ -44,6 +45,10 @@ class PatchTile:
     blocks: int
     resident: int
     turns: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.turns != 1 and (self.turns, self.groups, self.keeps) != (2, 1, False):
+            raise ValueError(f"{self}: two warpgroups take tiles alternately, each alone, with filters that are fetched")
 
     @property
     def BM(self) -> int:
@@ -190,11 +195,11 @@ _SHAPES = (
 )
 """BM, BN, warpgroups, blocks that share a multiprocessor, turns.
 
-Turns with 64 channels are not worth their steps: a single warpgroup waits for the products of each, half as many (docs/log/tensor-cores.md).
+With 64 channels ping-pong loses: one warpgroup waits for the products of every step, and a step has half as many (docs/log/tensor-cores.md).
 """
 _MOST_SLOTS = 6
 _MOST_KEPT = 12
-"""Stages of filters, kept or not, for which there are barriers."""
+"""Stages of filters, kept or not, for which there are barriers: with the eight others, two of 8 bytes each fill BARRIER_BYTES."""
 
 
 def _side(size: int, most: int) -> int:

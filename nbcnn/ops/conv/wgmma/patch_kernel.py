@@ -82,7 +82,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
     """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
     THREADS, TURNS, STAGES, BN, CHANNELS = tile.threads, tile.turns, tile.slots, tile.BN, kind.channels
-    WARPS, SHARING = 4 * tile.groups * TURNS, 4 * tile.groups
+    WARPGROUPS, SHARING = tile.groups * TURNS, 4 * tile.groups
+    WARPS = 4 * WARPGROUPS
     PATCH, PATCH_LOAD, FILTERS, (PH, PW) = patch_bytes(tile, w), patch_load(tile, w), BN * ROW_BYTES, patch_extent(tile, w)
     RING, RESULTS = PATCHES * PATCH, PATCHES * PATCH + STAGES * FILTERS
     BARRIERS = RESULTS + stage_bytes(tile, kind)
@@ -126,12 +127,11 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels).
-        block   `groups` warpgroups that multiply (two such sets with turns), one warp of which a single thread has patches and filters fetched,
-                tiles ahead.
+        block   `groups` warpgroups that multiply (with turns two), one warp of which a single thread has patches and filters fetched, tiles ahead.
         owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row.
         shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers, and sums for moments.
-        turns   the sets of warpgroups multiply one after the other, as the barriers `turn` have them: the tensor cores have one's products while
-                the other stores its results. Without turns they wait for every epilogue.
+        turns   the two warpgroups multiply alternately: each waits at its barrier `turn` until the other has issued its last product, and so stores
+                its results while the other multiplies. Without turns the tensor cores wait for every epilogue.
         moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once.
         needs   compute capability 9.0; C in whole rows of 128 bytes (TMA reads zeros behind the source's own), K, P and Q multiples of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
@@ -144,7 +144,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         patch_full = empty + STAGES * 8
         patch_empty = patch_full + PATCHES * 8
         mask_full = patch_empty + PATCHES * 8
-        turn = mask_full + PATCHES * 8
+        turn = mask_full + WARPGROUPS * 8
         sums_at = patches + (BARRIERS + BARRIER_BYTES)
         t = cuda.threadIdx.x
         lane = t & 31
@@ -157,7 +157,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         if t == 0:
             init_filters(full, empty)
             init_patches(patch_full, patch_empty)
-            for group in range(PATCHES):
+            for group in range(WARPGROUPS):
                 mbarrier_init(mask_full + 8 * group, 1)
                 mbarrier_init(turn + 8 * group, 1)
             fence_mbarrier_init()
@@ -213,8 +213,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 tile_at += cuda.gridDim.x
                 turn_parity = 0
                 patch, patch_parity = skip_patches(patch, patch_parity, steps)
-                if not KEEPS:
-                    stage, parity = skip_filters(stage, parity, steps * (R * S))
+                stage, parity = skip_filters(stage, parity, steps * (R * S))
             if in_group == 0 and not POOL:
                 for i in range(OUTPUTS):
                     fence_tensor_map(output_map + u8(i * ROW_BYTES))
@@ -318,8 +317,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 tile_at += TURNS * cuda.gridDim.x
                 if TURNS > 1:
                     patch, patch_parity = skip_patches(patch, patch_parity, steps)
-                    if not KEEPS:
-                        stage, parity = skip_filters(stage, parity, steps * (R * S))
+                    stage, parity = skip_filters(stage, parity, steps * (R * S))
             if in_group == 0 and not POOL:
                 wait_stores()
 
