@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measure(flags: SimpleNamespace) -> int:
+    from nbcnn.cli.env import version
     from nbcnn.gpu import kernel_store
     from nbcnn.gpu.compiler import COMPILERS, CompilerMissing
     from nbcnn.gpu.device import Gpu
@@ -48,7 +49,7 @@ def _measure(flags: SimpleNamespace) -> int:
         raise UsageError(f"no part has {flags.parts!r} in its name; the parts are {', '.join(compilers.PARTS)}")
     gpu = Gpu()
     for name, package in COMPILERS.items():
-        if results.version(package) is None and kernel_store.precompiled() is None:
+        if version(package) is None and kernel_store.precompiled() is None:
             how = importlib.import_module(f"nbcnn.gpu.backends.{name}").INSTALL
             raise CompilerMissing(f"{package} is not installed, and there is no package of precompiled kernels: {how}")
     if gpu.capability != hopper.CAPABILITY:

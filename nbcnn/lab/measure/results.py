@@ -38,7 +38,7 @@ def environment(device: str) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_cores": cores(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in PACKAGES},
         "revision": _output("git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"),
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
@@ -65,7 +65,7 @@ def cpu_name() -> str | None:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
-def version(package: str) -> str | None:
+def _version(package: str) -> str | None:
     """The installed version of a package; None without it."""
     try:
         return metadata.version(package)
