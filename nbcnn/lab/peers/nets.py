@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.lab.peers.torch_step import _prepare, _time, captured
+from nbcnn.lab.peers.torch_step import _prepare, _time, captured, release
 
 FORMS = ("graph", "compile", "compile-max")
 """A CUDA graph of the eager step; torch.compile, as it is and as a CUDA graph; max-autotune, which takes minutes."""
@@ -74,8 +74,7 @@ def training_steps(problem: Problem, precision: str, forms: tuple[str, ...], rat
 
     for form in forms:
         torch.compiler.reset()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        release()
         before = torch.cuda.memory_allocated()
         step = None
         try:
