@@ -44,7 +44,7 @@ BELONGS = {
     **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
     **dict.fromkeys(("fused", "layers"), ("convs",)),
     **dict.fromkeys(("model", "image"), ("nets", "predict")),
-    **dict.fromkeys(("breakdown", "tiles"), ("nets",)),
+    **dict.fromkeys(("breakdown", "recompute", "tiles"), ("nets",)),
     "batch": ("step", "nets", "predict", "convs", "epoch", "scaling"),
     "ranks": ("scaling",),
     "forms": ("step", "nets", "predict"),
@@ -93,6 +93,7 @@ def parser() -> Parser:
     flag(group, "--model", str, "nets, predict: networks by name, or file.py:function of your own, with commas between them", "all", metavar="NAME,…")
     flag(group, "--image", bench_nets.image, "nets, predict: channels, height and width for a network of your own", "3,32,32")
     flag(group, "--breakdown", bool, "nets: where the time of our step goes, by op and by step", "off")
+    flag(group, "--recompute", bool, "nets: outputs of norms are made again in the backward pass instead of being kept", "off")
     flag(group, "--tiles", bool, "nets: every tile of every convolution in place of training steps, and what the choice of tiles costs", "off")
     flag(group, "--ranks", counts, "scaling: numbers of processes, one per GPU", "1,2")
     flag(group, "--layers", some_of(*LAYERS), "convs: only these layers", ",".join(LAYERS))
@@ -228,7 +229,7 @@ def _section(flags: SimpleNamespace) -> str:
     if flags.what == "scaling":
         return "-".join(["scaling", *map(str, flags.ranks or RANKS)])
     if flags.what in ("nets", "predict"):
-        return bench_nets.section(bench_nets.names(flags)[0], (flags.precisions or bench_nets.PRECISIONS)[0], flags.batch, flags.what)
+        return bench_nets.section(bench_nets.names(flags)[0], (flags.precisions or bench_nets.PRECISIONS)[0], flags)
     if flags.what not in STUDIES:
         return "-".join(["op", flags.what, *(flags.modes or ("im2col",)), *(flags.precisions or ()), flags.shape or "default"])
     mode, precision = flags.mode or "im2col", flags.precision

@@ -50,9 +50,10 @@ def _known(flags: SimpleNamespace) -> dict[str, Any]:
     return {**SMALL, **NETWORKS} if flags.what == "predict" else NETWORKS
 
 
-def section(name: str, precision: str, batch: int | None, what: str = "nets") -> str:
+def section(name: str, precision: str, flags: SimpleNamespace) -> str:
     """The section of the results file that one network in one precision is: of one's own the file and the function without their folders."""
-    return "-".join([what, precision, Path(name).name.replace(".py:", "."), *([str(batch)] if batch else [])])
+    further = [*([str(flags.batch)] if flags.batch else []), *(["recompute"] if flags.recompute else [])]
+    return "-".join([flags.what, precision, Path(name).name.replace(".py:", "."), *further])
 
 
 def check(flags: SimpleNamespace) -> None:
@@ -64,7 +65,7 @@ def check(flags: SimpleNamespace) -> None:
         raise UsageError("bench nets holds gradients against PyTorch's before it times them: leave --peer none out")
     if flags.compare and (len(wanted) > 1 or len(flags.precision or PRECISIONS) > 1):
         raise UsageError("--compare holds one network in one precision against its older times: give --model and --precision")
-    steps = ("compare", "save", "breakdown", "forms", "mode", "engine", "batch")
+    steps = ("compare", "save", "breakdown", "recompute", "forms", "mode", "engine", "batch")
     if flags.tiles and any(getattr(flags, name) for name in steps):
         raise UsageError(f"bench nets --tiles times tiles of mode tensorcore, not steps: leave --{', --'.join(steps)} out; --json prints all times")
     if "eager" in (flags.forms or ()):
@@ -96,6 +97,7 @@ def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
         raise RuntimeError(f"bench nets holds gradients against PyTorch's before it times them: {MISSING}")
     device, mode = Gpu().device_name, flags.mode or "tensorcore"
     how = {"mode": mode, "engine": flags.engine or "auto", "batch": flags.batch, "forms": flags.forms or FORMS[:2]}
+    how["recompute"] = bool(flags.recompute)
     for name in names(flags):
         network, exact = _network(name, flags), dict[Any, Any]()
         for precision in flags.precision or PRECISIONS:
@@ -106,7 +108,7 @@ def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
                 print(f"{time.perf_counter() - began:6.1f} s  {row['what']} {precision}: {row['form']} {said}", file=sys.stderr, flush=True)
             rows += found
             if flags.save:
-                results.save(section(name, precision, flags.batch), found, device, flags.results)
+                results.save(section(name, precision, flags), found, device, flags.results)
     return rows, study.lines(rows)
 
 
@@ -145,7 +147,7 @@ def predict(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
                 print(f"{row['what']} {precision}, batch {row['batch']:,}: {row['form']} {said}", file=sys.stderr, flush=True)
             rows += found
             if flags.save:
-                results.save(section(name, precision, flags.batch, "predict"), found, device, flags.results)
+                results.save(section(name, precision, flags), found, device, flags.results)
     return rows, study.lines(rows)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from nbcnn import __version__
 from nbcnn.cli.train_data import Material
 from nbcnn.files.suggest import called
+from nbcnn.plan.recompute import made_again
 from nbcnn.run.explain import summary as layer_table
 from nbcnn.train.callbacks import Pictures, duration, rate
 from nbcnn.train.events import Result
@@ -56,7 +57,7 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
         *([f"           augmented: {flags.augment}"] if flags.augment else []),
         *([f"           {harder}"] if (harder := _harder(flags)) else []),
         *([f"           normalised: {_normalised(net.normalisation)}"] if net.normalisation else []),
-        f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}{_streamed(session)}",
+        f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}{_streamed(session)}{_recomputed(session)}",
         f"  steps    {counted(session.steps_per_epoch, 'training step')} per epoch",
         f"  run      {run.path}",
         f"  ready    after {ready:.1f} s, {counted(session.compiled, 'kernel')} compiled",
@@ -82,6 +83,14 @@ def _streamed(session: Any) -> str:
     """Where the images are if they are not resident."""
     held = session.streamed_bytes
     return f"; images are streamed through {held / 2**20:,.1f} MiB of page-locked host memory" if held else ""
+
+
+def _recomputed(session: Any) -> str:
+    """What --recompute found to make again."""
+    count = len(made_again(session.plans["train", session.batch].steps))
+    if count:
+        return f"; {counted(count, 'output')} of norms are made again in the backward pass"
+    return "; there is nothing for --recompute" if session.training.recompute else ""
 
 
 def _ranks(team: Any) -> str:

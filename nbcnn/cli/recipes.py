@@ -106,6 +106,7 @@ DEFAULTS: dict[str, Any] = {
     "points": None,
     "accumulate": 1,
     "ema": 0.0,
+    "recompute": False,
     "kernel_init": "s4d-lin",
     "flip": False,
     "size": None,

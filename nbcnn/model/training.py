@@ -68,7 +68,7 @@ def train(
 
     factors  of learning rates and weight decays, by parameter.
     folder   takes the files of the run; `InMemory` keeps them from the disk.
-    options  flip, augment, shuffle, accumulate and ema, as `TrainingSession` takes them.
+    options  flip, augment, shuffle, accumulate, ema and recompute, as `TrainingSession` takes them.
     Raises as `Model.fit`.
     """
     images, targets, test_images, test_targets, batches, name = data

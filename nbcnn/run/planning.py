@@ -25,6 +25,7 @@ from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.merging import merge
+from nbcnn.plan.recompute import recompute
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run import streaming
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -56,6 +57,7 @@ class Training:
              flat buffer has an update of its own, and what is frozen has none: its gradients are not even computed.
     micro    examples of a part of the batch, where one training step computes several and adds up their gradients; 0: the batch is one part.
     ema      the decay of the average of the weights (`nbcnn.ops.update.ema`), 0 without one.
+    recompute  outputs of norms are made again in the backward pass instead of being kept (`nbcnn.plan.recompute`).
     """
 
     net: Net
@@ -69,6 +71,7 @@ class Training:
     factors: Factors = field(default_factory=dict)
     micro: int = 0
     ema: float = 0.0
+    recompute: bool = False
 
     @property
     def part(self) -> int:
@@ -174,7 +177,7 @@ class Training:
         A batch that is larger than a part is computed part by part. Every rank computes its share of every part, so that all have as many.
         """
         bufs, training, several = self.bufs, split == "train", self.team.size > 1
-        tape, state, sums = Tape(training), bufs[f"{split}.state"], bufs[f"{split}.sums"]
+        tape, state, sums, losses = Tape(training), bufs[f"{split}.state"], bufs[f"{split}.sums"], list[Buf]()
         parts = [min(self.part, batch - at) for at in range(0, batch, self.part)]
         for number, size in enumerate(parts, 1):
             share, ends = self.team.share(size), number == len(parts)
@@ -182,6 +185,7 @@ class Training:
             tape.begin_part()
             tape.part, tape.together = share.weight if training else float(share.count > 0), training and several
             value, backward = self._record_part(tape, split, share.images)
+            losses.append(value)
             if training:
                 backward()
                 if len(parts) > 1:
@@ -191,7 +195,10 @@ class Training:
                     self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
             attrs = {"count": share.count} | ({} if ends else {"steps": 0})
             tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", **attrs)
-        return Recorded(tuple(merge(drop_dead(tape.steps), self.net.fusing_ops)), bufs)
+        steps = merge(drop_dead(tape.steps), self.net.fusing_ops)
+        if self.recompute and training:
+            steps = recompute(steps, losses, self.net.row.ops)
+        return Recorded(tuple(steps), bufs)
 
     def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
         """Record gather, forward and loss of so many images; return the loss and what records the backward pass."""

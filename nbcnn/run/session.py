@@ -71,6 +71,7 @@ class TrainingSession:
                     the session, as an attribute, is then the images of a whole step.
     ema             the decay of an exponential moving average of the weights (`nbcnn.ops.update.ema`), by which the net is evaluated and saved, and
                     which it keeps when the training has ended; 0 without one.
+    recompute       make outputs of norms again in the backward pass instead of keeping them (`nbcnn.plan.recompute`): less memory, the same bits.
     flip            mirror each image with probability 1/2, drawn from (seed, epoch, image): short for Augment(flip=True).
     augment         `nbcnn.datasets.augment.Augment`: what else is done at random to training images, drawn from (seed, epoch, image).
     resident        True keeps the images on the device, False streams them from the host (`nbcnn.run.streaming`), with the same bits; None streams
@@ -119,6 +120,7 @@ class TrainingSession:
         batches: Batches | None = None,
         accumulate: int = 1,
         ema: float = 0.0,
+        recompute: bool = False,
     ) -> None:
         check_number("TrainingSession", "accumulate", accumulate, least=1)
         check_number("TrainingSession", "ema", ema, below=1.0)
@@ -143,7 +145,7 @@ class TrainingSession:
         if flip and not augment.flip:
             augment = replace(augment, flip=True)
         own = fixed(net.layers) | dict(factors or {})
-        self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats, own, micro, float(ema))
+        self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats, own, micro, float(ema), recompute)
         self.training.check()
         if resident is False or batches:
             self.training = self.training.streamed()

@@ -166,8 +166,9 @@ def test_where_the_time_goes_adds_up_by_op():
 
 
 def test_sections_are_named_by_network_and_precision():
-    assert bench_nets.section("resnet18", "bf16", None) == "nets-bf16-resnet18"
-    assert bench_nets.section("somewhere/mine.py:net", "fp32", 64) == "nets-fp32-mine.net-64"
+    plain, changed = SimpleNamespace(what="nets", batch=None, recompute=None), SimpleNamespace(what="nets", batch=64, recompute=True)
+    assert bench_nets.section("resnet18", "bf16", plain) == "nets-bf16-resnet18"
+    assert bench_nets.section("somewhere/mine.py:net", "fp32", changed) == "nets-fp32-mine.net-64-recompute"
     assert bench_nets.image("1,28,28") == (1, 28, 28)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from teams import together
@@ -24,7 +22,6 @@ from nbcnn.nn.layers import Conv2d, Residual, sized
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm
 from nbcnn.nn.optim import SGD
-from nbcnn.ops.kernel.call import host
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Buf, ShapeError, Tape, named
 from nbcnn.ranks.team import ALONE
@@ -59,14 +56,6 @@ def session(net, *, batch=6, team=ALONE, sync_stats=False, images=IMAGES):
     return TrainingSession(
         net, images, optimizer=SGD(momentum=0.9), learning_rates=rates, batch=batch, seed=3, team=team, sync_stats=sync_stats, test_images=images[:5]
     )
-
-
-@pytest.fixture
-def fusing_cpu(monkeypatch):
-    """The cpu row with the references of the fused ops, which the real one leaves out because NumPy gains nothing."""
-    row = modes.MODES["cpu", "fp32"]
-    parts = (("cpu", row.fallbacks[0][1] | {name: host(function) for name, function in modes.REFERENCES.items()}),)
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=parts))
 
 
 def test_first_values_names_and_save_and_load(tmp_path):

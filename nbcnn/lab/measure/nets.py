@@ -113,11 +113,11 @@ def examples(net: Net, count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarra
 # -- their plans, without a GPU
 
 
-def training(network: Network, precision: str, device: Any) -> Training:
-    """The training of a network in mode tensorcore on `device`, planned but not allocated."""
+def training(network: Network, precision: str, device: Any, recompute: bool = False) -> Training:
+    """The training of a network in mode tensorcore on `device`, planned but not allocated; `recompute` as in `Training`."""
     net = Net(network.layers(), network.shape, choice=Choice(MODES["tensorcore", precision], "as asked"), device=device)
     images, targets = examples(net, network.batch)
-    return Training(net, {"train": resident(images, targets, classes=net.takes_classes)}, SGD(), network.batch, steps=1)
+    return Training(net, {"train": resident(images, targets, classes=net.takes_classes)}, SGD(), network.batch, steps=1, recompute=recompute)
 
 
 def planned(network: Network, precision: str) -> Program:

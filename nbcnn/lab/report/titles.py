@@ -42,6 +42,7 @@ _WORDS = {
     "unfused": "layers not fused",
     "mma": "engine mma",
     "wgmma": "engine wgmma",
+    "recompute": "outputs of norms made again",
     "causal": "causal padding",
     "same": "same padding",
     "elementwise": "elementwise ops",

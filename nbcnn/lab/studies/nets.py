@@ -51,17 +51,18 @@ def measure(
     forms: tuple[str, ...] = peers.FORMS[:2],
     seconds: float = 0.7,
     breakdown: bool = False,
+    recompute: bool = False,
     exact: dict[Any, tuple[float, Grads]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The rows of one network in one precision: ours, then PyTorch's forms, each as soon as it is measured.
 
     What fails parity, or cannot be computed, is a row with `why` in place of its times. breakdown: ours also has `ops` and `steps`, where its time
-    goes. exact: keeps the reference's gradients of a network for its other precisions.
+    goes. recompute: as `TrainingSession` takes it. exact: keeps the reference's gradients of a network for its other precisions.
     """
     size = batch or network.batch
-    named = {"what": network.name, "precision": precision, "batch": size}
+    named = {"what": network.name + (" --recompute" if recompute else ""), "precision": precision, "batch": size}
     try:
-        row, problem = _ours(network, precision, size, mode, engine, seconds, breakdown, {} if exact is None else exact)
+        row, problem = _ours(network, precision, size, mode, engine, seconds, breakdown, recompute, {} if exact is None else exact)
     except Exception as error:
         yield named | {"form": f"nbcnn {mode}", "ok": False, "why": f"{type(error).__name__}: {error}"[:400]}
         return
@@ -72,14 +73,22 @@ def measure(
 
 
 def _ours(
-    network: Network, precision: str, batch: int, mode: str, engine: str, seconds: float, breakdown: bool, exact: dict[Any, tuple[float, Grads]]
+    network: Network,
+    precision: str,
+    batch: int,
+    mode: str,
+    engine: str,
+    seconds: float,
+    breakdown: bool,
+    recompute: bool,
+    exact: dict[Any, tuple[float, Grads]],
 ) -> tuple[dict[str, Any], peers.Problem]:
     """Our row, and the problem that PyTorch is to solve."""
     net = Net(network.layers(), network.shape, mode=mode, precision=precision, engine=engine)
     images, targets = examples(net, EPOCH_STEPS * batch)
     named: dict[str, Any] = {"labels": targets} if net.takes_classes else {"targets": targets}
     rates = learning_rates("constant", RATE, 3)
-    session = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=batch, **named)
+    session = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=batch, recompute=recompute, **named)
     try:
         first = epoch_order(0, 0, len(images))[:batch]
         chosen = None if targets is None else targets[first]
@@ -248,10 +257,10 @@ def fastest(others: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def mean_ratios(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, int]]:
-    """For each precision the geometric mean, over networks, of the fastest peer's time over ours, and of how many it is."""
+    """For each precision the geometric mean, over networks, of the fastest peer's time over ours, and of how many it is; none that recomputes."""
     found: dict[str, list[float]] = {}
     for ours, others in groups(rows):
-        if best := fastest(others):
+        if (best := fastest(others)) and not ours["what"].endswith(" --recompute"):
             found.setdefault(ours["precision"], []).append(best["ratio"])
     return [(precision, math.exp(sum(map(math.log, ratios)) / len(ratios)), len(ratios)) for precision, ratios in found.items()]
 
