@@ -1,4 +1,4 @@
-"""Tests of numba-cuda-mlir as the compiler (NBCNN_COMPILER=mlir): a sample of kernels. .ci/full has no time for the test of each kind.
+"""Tests of numba-cuda-mlir as the compiler (NBCNN_COMPILER=mlir): a sample of kernels, and one kernel of each kind of every row.
 
 Each in a process of its own, because a process has one compiler. They skip where the extra `mlir` is not installed.
 """

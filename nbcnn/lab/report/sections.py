@@ -204,7 +204,8 @@ def _network(ours: Row, others: Sequence[Row], forms: Sequence[str]) -> tuple[st
         return (*names, batch, "not timed", *("" for _ in forms), "", "")
     times = {row["form"].removeprefix("PyTorch "): f"{row['step_ms']['median']:,.3f}" for row in others if "step_ms" in row}
     best = fastest(others)
-    last = ("", "") if best is None else (f"**{best['ratio']:.2f}×**", f"{ours['peak_bytes'] / 2**20:,.0f} / {best['peak_bytes'] / 2**20:,.0f}")
+    mib = " / ".join(f"{row['peak_bytes'] / 2**20:,.0f}" for row in (ours, best) if row and "peak_bytes" in row)
+    last = ("", "") if best is None else (f"**{best['ratio']:.2f}×**", mib)
     return (*names, batch, f"**{ours['step_ms']['median']:,.3f}**", *(times.get(form, "failed") for form in forms), *last)
 
 
