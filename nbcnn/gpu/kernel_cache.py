@@ -26,8 +26,11 @@ KEPT = 3
 """Folders of other versions that stay: switching between branches does not compile everything again."""
 
 
-SOURCE_PATHS = ("ops/", "gpu/backends/", "gpu/compiler.py", "gpu/language.py", "gpu/typing32.py")
-"""What can change the code of a kernel: kernels and device functions, and what makes code of them."""
+SOURCE_PATHS = ("ops/", "gpu/backends/", "gpu/compiler.py", "gpu/language.py", "gpu/typing32.py", "run/peak_kernels.py", "run/timeline.py")
+"""What can change the code of a kernel: kernels and device functions, and what makes code of them.
+
+The key of a kernel that is defined elsewhere has its bytecode in it, and so Python's version: another Python's package would not have it.
+"""
 
 
 def source_hash() -> str:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,21 @@ def test_every_kernel_of_a_ready_made_model_can_be_made_again():
     from nbcnn.gpu import identity
 
     assert all(identity.recipe(job.wanted.kernel) for job in jobs)
+
+
+@pytest.mark.parametrize("model", ["autoencoder", "resnet18"])
+def test_a_package_serves_every_python(model, monkeypatch):
+    """No kernel that a ready-made model launches has bytecode in its key: one had, and a package of Python 3.11 made 3.12 compile it."""
+    from nbcnn.gpu import identity
+
+    monkeypatch.setattr(identity, "_digests", weakref.WeakKeyDictionary())
+    elsewhere = identity._code_elsewhere
+    monkeypatch.setattr(identity, "_code_elsewhere", lambda code: found.append(code.co_filename) if elsewhere(code) else None)
+    found: list[str] = []
+    for launch in ready_models.launches(model, "90a", 132):
+        if getattr(launch, "kernel", None) is not None:
+            identity.digest(launch.kernel)
+    assert set(found) == set()
 
 
 def test_a_package_has_a_kernel_once_for_architectures_that_run_it(warmed, store, tmp_path, capsys):
