@@ -1,0 +1,76 @@
+"""Tests of `.ci/retime`, which times sections of the committed results again: with a package nbcnn that only says what it was asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from scripts import ROOT
+
+PLAYED = """
+import json, pathlib, sys, time
+words = sys.argv[1:]
+if "slow" in words and "0.02" not in words:
+    time.sleep(60)
+folder = pathlib.Path(words[words.index("--results") + 1])
+folder.mkdir(exist_ok=True)
+command = " ".join(["python", "-m", "nbcnn", *words])
+path = folder / "nvidia-h200.json"
+found = json.loads(path.read_text()) if path.exists() else {"sections": {}}
+found["sections"][words[0]] = {"environment": {"revision": "?", "command": command}, "rows": [{"new": True}]}
+path.write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with three measured sections and a played nbcnn."""
+    for folder in (".ci", "nbcnn/lab/results"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "retime", tmp_path / ".ci")
+    (tmp_path / "nbcnn" / "__init__.py").touch()
+    (tmp_path / "nbcnn" / "__main__.py").write_text(PLAYED)
+    commands = {
+        "quick": "python -m nbcnn quick --seconds 1 --save --out pictures",
+        "slow": "python -m nbcnn slow --seconds 1 --save",
+        "told": "python -m nbcnn told, by someone's forerunner",
+    }
+    sections = {name: {"environment": {"revision": "old", "command": command}, "rows": []} for name, command in commands.items()}
+    (tmp_path / "nbcnn" / "lab" / "results" / "nvidia-h200.json").write_text(json.dumps({"sections": sections}))
+    return tmp_path
+
+
+def retime(repository, *words):
+    command = [sys.executable, str(repository / ".ci" / "retime"), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_sections_are_timed_and_kept(repository):
+    done = retime(repository, "quick", "--into", "made", "--warming", "30")
+    assert done.returncode == 0, done.stderr
+    assert "warmed, exit code 0: quick --seconds 1 --save" in done.stdout
+    assert (repository / "made" / "warm-0" / "nvidia-h200.json").exists(), "times of warming are kept apart"
+    done = retime(repository, "--keep", "made/results/nvidia-h200.json", "--revision", "new")
+    assert done.returncode == 0, done.stderr
+    kept = json.loads((repository / "nbcnn" / "lab" / "results" / "nvidia-h200.json").read_text())["sections"]
+    wanted = {"revision": "new", "command": "python -m nbcnn quick --seconds 1 --save"}
+    assert kept["quick"] == {"environment": wanted, "rows": [{"new": True}]}
+    assert kept["slow"]["environment"]["revision"] == "old"
+
+
+def test_what_takes_too_long_is_killed_and_said(repository):
+    done = retime(repository, "slow", "quick", "--into", "made", "--each", "2", "--warming", "0")
+    assert done.returncode == 1
+    assert "killed, or no time for it: slow" in done.stdout
+    assert "exit code 0: quick" in done.stdout
+    assert set(json.loads((repository / "made" / "results" / "nvidia-h200.json").read_text())["sections"]) == {"quick"}
+
+
+@pytest.mark.parametrize(("name", "says"), [("told", "no single command of nbcnn"), ("other", "no section other; there are quick, slow, told")])
+def test_what_cannot_be_timed_is_refused(repository, name, says):
+    done = retime(repository, name)
+    assert done.returncode == 1
+    assert says in done.stderr
