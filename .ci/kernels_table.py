@@ -37,8 +37,9 @@ def for_cuda_13(package: Path) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]], package: Path) -> str:
-    """Kernels and KiB by model and architecture: what the model launches there, and what it adds to the models and architectures before it."""
-    lines = ["| model | architecture | multiprocessors | kernels | KiB | of these, added kernels | added KiB |", "|---|---|---|---:|---:|---:|---:|"]
+    """Kernels and KiB by model and architecture: the most that one GPU of it launches, and what all of them add to the rows before."""
+    head = "| model | architecture | multiprocessors | kernels of one GPU, at most | KiB | added by all of them | KiB |"
+    lines = [head, "|---|---|---|---:|---:|---:|---:|"]
     seen: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         seen.setdefault((row["model"], row["arch"]), []).append(row)
@@ -49,7 +50,7 @@ def table(rows: list[dict[str, Any]], package: Path) -> str:
         lines.append(f"| {model} | {arch} | {counts} | {most['kernels']} | {most['bytes'] / 1024:,.0f} | {added[0]} | {added[1]:,.0f} |")
     files = [path.read_bytes() for path in package.rglob(f"*{kernel_store.SUFFIX}")]
     whole, packed = sum(map(len, files)) / 2**20, sum(len(zlib.compress(content, 6)) for content in files) / 2**20
-    lines.append(f"\nAll together {len(files)} files of {whole:.1f} MiB, {packed:.1f} MiB in a wheel.")
+    lines.append(f"\nAll together {len(files):,} files of {whole:.1f} MiB, {packed:.1f} MiB in a wheel.")
     return "\n".join(lines) + "\n"
 
 

@@ -87,10 +87,10 @@ def _streamed(session: Any) -> str:
 
 def _recomputed(session: Any) -> str:
     """What --recompute found to make again."""
-    count = len(made_again(session.plans["train", session.batch].steps))
+    count = len({buf.name for buf in made_again(session.plans["train", session.batch].steps)})  # of the parts of a batch each
     if count:
-        return f"; {counted(count, 'output')} of norms are made again in the backward pass"
-    return "; there is nothing for --recompute" if session.training.recompute else ""
+        return f", {counted(count, 'output')} of norms made again in the backward pass"
+    return ", of which --recompute saves nothing" if session.training.recompute else ""
 
 
 def _ranks(team: Any) -> str:

@@ -53,7 +53,8 @@ FREE_ON_RESUME = frozenset(
         "config",
     }
 )
-"""Flags that a resumed run may set anew: where it ends, where its data lie (their content must be the same), and what it says and checks."""
+"""Flags that a resumed run may set anew: where it ends, where its data lie (their content must be the same), what it says and checks, and what memory
+it takes (`recompute` can be set, not taken back)."""
 
 UNBOUND_BY_DEFAULT = frozenset(
     {

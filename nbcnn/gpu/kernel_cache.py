@@ -1,7 +1,7 @@
 """This module names the folder in which compiled kernels are kept between runs (`nbcnn.gpu.kernel_store`), one for each version of the sources.
 
-The sources are those that can change code: `ops` and the compiler's door. Kernels are run as code, so only a folder is used in which nobody
-else can write.
+The sources are those that can change code: `ops`, the kernels of peaks and the compiler's door. Kernels are run as code, so only a folder is used
+in which nobody else can write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEPT = 3
 """Folders of other versions that stay: switching between branches does not compile everything again."""
 
 
-SOURCE_PATHS = ("ops/", "gpu/backends/", "gpu/compiler.py", "gpu/language.py", "gpu/typing32.py", "run/peak_kernels.py", "run/timeline.py")
+SOURCE_PATHS = ("ops/", "gpu/backends/", "gpu/compiler.py", "gpu/language.py", "gpu/typing32.py", "run/peak_kernels.py")
 """What can change the code of a kernel: kernels and device functions, and what makes code of them.
 
 The key of a kernel that is defined elsewhere has its bytecode in it, and so Python's version: another Python's package would not have it.

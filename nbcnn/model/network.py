@@ -234,7 +234,7 @@ class Model(Weights):
         ema              decay of an exponential moving average of the weights, such as 0.999; less than 1. The network is evaluated and saved by
                          the average and keeps it afterwards; a later fit goes on from it. 0 keeps none.
         recompute        make the outputs of BatchNorm2d again in the backward pass instead of keeping them since the forward pass: the same bits in
-                         less memory, 0.69 of it for `resnet18` at batch 512 in bf16, and in more time.
+                         less memory, 0.69 of it for `resnet18` at batch 512 in bf16, and in more time. Where that would save none, nothing is.
 
         Ctrl-C ends it after the present step, and the history so far comes back with `interrupted`. Raises UsageError for what does not
         fit, MemoryPlanError before anything large is allocated, Diverged (the weights are then the last finite ones).
@@ -244,6 +244,8 @@ class Model(Weights):
         check_number("fit", "epochs", epochs, least=1)
         check_number("fit", "accumulate", accumulate, least=1)
         check_number("fit", "ema", ema, below=1.0)
+        if not isinstance(recompute, bool):
+            raise UsageError(f"fit: recompute is True or False, not {recompute!r}")
         if batch_size is not None:
             check_number("fit", "batch_size", batch_size, least=1)
         optimizer = SGD() if optimizer is None else optimizer

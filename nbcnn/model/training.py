@@ -122,6 +122,7 @@ def train(
     )
     if not isinstance(folder, InMemory):
         config = files.config(model, session, optimizer, images, test_images, epochs, batch, name)
+        further |= {"recompute": True} if options["recompute"] else {}
         folder.write_config({**config, "flags": {**config["flags"], **further}})
     try:
         result = trainer.fit()

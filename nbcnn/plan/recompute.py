@@ -15,14 +15,14 @@ from dataclasses import replace
 
 from nbcnn.plan.graph import Buf, Planned, Step
 
-_NORM = re.compile("(batchnorm(?:_[a-z0-9_]+)?)_(fprop|apply)")
+_NORM = re.compile("(batchnorm(?:_[a-z0-9_]+)?)_(fprop|apply|together)")
 AGAIN = " again"
 """The end of the names of what is made for the second time."""
 KEPT_FOREVER = frozenset({"param", "io", "const"})
 """Homes whose values are the same in the forward and in the backward pass."""
 
 
-def recompute(steps: Sequence[Step], losses: Sequence[Buf], ops: Container[str]) -> list[Step]:
+def recomputed(steps: Sequence[Step], losses: Sequence[Buf], ops: Container[str]) -> list[Step]:
     """The steps, in which outputs of norms that the backward pass reads are made again in front of its first step that does.
 
     losses: what the losses of the parts of a batch write; a step behind one belongs to the backward pass. ops: those that the row has.
@@ -45,10 +45,13 @@ def recompute(steps: Sequence[Step], losses: Sequence[Buf], ops: Container[str])
         first = next((reader for reader in reads.get(y.root, []) if reader > ends[end]), None)
         if first is None or len(writers[y.root]) > 1 or not all(_there(buf.root, first, last, writers) for buf in made.ins):
             continue
+        before = max(reader for reader in (at, *reads[y.root]) if reader < first)
+        if first == before + 1:
+            continue  # no step would have its memory
         copy = replace(y, name=y.name + AGAIN)
         again.setdefault(first, []).append(replace(made, outs=(copy,)))
         copies[y.root] = first, copy
-        last[y.root] = max(reader for reader in reads[y.root] if reader < first)
+        last[y.root] = before
     result = list[Step]()
     for at, step in enumerate(steps):
         result += [*again.get(at, []), replace(step, ins=tuple(_read(buf, at, copies) for buf in step.ins))]
@@ -69,6 +72,7 @@ def _again(step: Step, ops: Container[str]) -> Step | None:
         return step
     x, weight, bias, _, _, *others = step.ins
     y, mean, rstd = step.outs[:3]
+    others = [] if named[2] == "together" else others  # its last operand are the parts of the statistics of all ranks
     return Step(f"{named[1]}_apply", (x, weight, bias, mean, rstd, *others), (y,), {}, step.scope)
 
 

@@ -25,7 +25,7 @@ from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.merging import merge
-from nbcnn.plan.recompute import recompute
+from nbcnn.plan.recompute import recomputed
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run import streaming
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -171,7 +171,7 @@ class Training:
             if (each.start, each.stop) != (0, size)
         }
 
-    def record(self, split: str, batch: int) -> Recorded:
+    def record(self, split: str, batch: int, recompute: bool = False) -> Recorded:
         """Gather, forward, loss; for the training set also backward and update; then advance the split's StepState.
 
         A batch that is larger than a part is computed part by part. Every rank computes its share of every part, so that all have as many.
@@ -196,8 +196,8 @@ class Training:
             attrs = {"count": share.count} | ({} if ends else {"steps": 0})
             tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", **attrs)
         steps = merge(drop_dead(tape.steps), self.net.fusing_ops)
-        if self.recompute and training:
-            steps = recompute(steps, losses, self.net.row.ops)
+        if recompute and training:
+            steps = recomputed(steps, losses, self.net.row.ops)
         return Recorded(tuple(steps), bufs)
 
     def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
@@ -254,7 +254,12 @@ class Training:
         """The plan of one training step on `batch` images, or of the evaluation of as many of the test set."""
         # A branch ends where gradients are first read, which of several parts is before the last has made its own.
         branching = self.team.share(batch).images <= BRANCHING and batch <= self.part
-        return self.net.lower(self.record(split, batch), branching=branching)
+        kept = self.net.lower(self.record(split, batch), branching=branching)
+        if not self.recompute or split != "train":
+            return kept
+        # Side steps would hold what is made again for them until the branches meet, so there is no side branch.
+        again = self.net.lower(self.record(split, batch, recompute=True))
+        return again if again.arena_bytes < kept.arena_bytes else kept
 
     def plans(self, batch: int | None = None) -> Plans:
         """Plans for full batches of the training and the test set, and their smaller last ones; `batch` None is the training's own.

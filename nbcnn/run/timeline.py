@@ -14,24 +14,16 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import elapsed_ms, event
-from nbcnn.gpu.language import SIMULATOR, cuda, jit, u4
+from nbcnn.gpu.language import SIMULATOR
 from nbcnn.gpu.ranges import Mark, nothing
 from nbcnn.ops.kernel.call import Launch
+from nbcnn.ops.kernel.wait import SLEEP_NS, wait_kernel
 from nbcnn.plan.flops import conv_shape
 from nbcnn.plan.graph import Step
 from nbcnn.run.program import Program
 
-SLEEP_NS = 50_000
-"""The length of one nap of the waiting kernel, of which the GPU takes between none and twice."""
 LONGEST_MS = 20.0
 PASSES = ("fprop", "dgrad", "wgrad")
-
-
-@jit()
-def wait_kernel(naps):
-    """Nothing, for naps · 50 µs. grid 1, block 1; moves nothing."""
-    for _ in range(naps):
-        cuda.nanosleep(u4(SLEEP_NS))
 
 
 def wait_launch(milliseconds: float) -> Launch:

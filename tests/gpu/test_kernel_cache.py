@@ -28,14 +28,17 @@ def test_the_folder_is_named_after_the_sources(root):
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A package of three files in place of this one."""
-    for name in ("ops/a.py", "gpu/compiler.py", "gpu/device.py", "plan/x.py"):
+    for name in ("ops/a.py", "gpu/compiler.py", "run/peak_kernels.py", "gpu/device.py", "plan/x.py"):
         (tmp_path / "nbcnn" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "nbcnn" / name).write_text("pass\n")
     monkeypatch.setattr("nbcnn.__file__", str(tmp_path / "nbcnn" / "__init__.py"))
     return tmp_path / "nbcnn"
 
 
-@pytest.mark.parametrize(("name", "counts"), [("ops/a.py", True), ("gpu/compiler.py", True), ("gpu/device.py", False), ("plan/x.py", False)])
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("ops/a.py", True), ("gpu/compiler.py", True), ("run/peak_kernels.py", True), ("gpu/device.py", False), ("plan/x.py", False)],
+)
 def test_the_hash_is_of_ops_and_of_the_compilers_door(name, counts, package):
     before = kernel_cache.source_hash()
     (package / name).write_text("pass \n")

@@ -74,8 +74,8 @@ def test_flags_that_do_not_go_together_are_refused():
         bench_nets.check_predict(flags("--forms", "compile-max"))
     with pytest.raises(UsageError, match="--compare holds one network"):
         bench_nets.check_predict(flags("--compare", "old.json"))
-    flags = SimpleNamespace(what="predict", batch=1, recompute=None)
-    assert bench_nets.section("mlp", "bf16", flags) == "predict-bf16-mlp-1"
+    given = SimpleNamespace(what="predict", batch=1, recompute=None)
+    assert bench_nets.section("mlp", "bf16", given) == "predict-bf16-mlp-1"
 
 
 @needs_torch

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scripts import exits, train
+from teams import together
 
 import nbcnn
 from nbcnn import BatchNorm2d, Conv2d, ReLU
+from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import SIMULATOR
 from nbcnn.lab.measure import nets
 from nbcnn.lab.measure.kernels import as_if_on
@@ -16,9 +21,10 @@ from nbcnn.nn.graphs import Graph
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.recompute import AGAIN, made_again, recompute
+from nbcnn.plan.recompute import AGAIN, made_again, recomputed
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
+from nbcnn.train.runlog import RunFolder
 
 SHAPE = (3, 6, 6)
 IMAGES = np.random.default_rng(1).integers(0, 256, (11, *SHAPE)).astype(np.uint8)
@@ -93,33 +99,88 @@ def test_the_cpu_row_has_no_op_for_it():
 
 def test_a_value_that_is_written_twice_or_follows_from_one_that_is_gone_is_kept():
     x, w, b, mean, rstd = (Buf(name, (4,), home=home) for name, home in zip("xwbms", ("arena", "param", "param", "arena", "arena"), strict=True))
-    y, loss, dx = Buf("y", (4,)), Buf("loss", (1,)), Buf("dx", (4,))
+    y, loss, dx, running = Buf("y", (4,)), Buf("loss", (1,)), Buf("dx", (4,)), Buf("running", (4,), home="state")
     begin = Step("conv_statistics_fprop", (), (x, mean, rstd))
     apply = Step("batchnorm_relu_apply", (x, w, b, mean, rstd), (y,))
-    end, grads = Step("mse_fprop", (y,), (loss,)), Step("batchnorm_relu_grads", (x, w, b, mean, rstd), (Buf("d", (4,)),))
-    reads = Step("conv_wgrad", (y.reshaped((2, 2)),), (dx,))
-    found = recompute([begin, apply, end, reads, grads], [loss], OPS)
-    assert [step.op for step in found] == [begin.op, apply.op, end.op, apply.op, reads.op, grads.op]
-    copy = found[3].outs[0]
-    assert (copy.name, found[4].ins[0].base, found[4].ins[0].shape) == ("y again", copy, (2, 2))
+    end, slope = Step("mse_fprop", (y,), (loss,)), Step("mse_dgrad", (), (dx,))
+    reads = Step("conv_wgrad", (y.reshaped((2, 2)), dx), (Buf("dw", (4,)),))
+    grads = Step("batchnorm_relu_grads", (dx, x, w, b, mean, rstd), (Buf("d", (4,)),))
+    found = recomputed([begin, apply, end, slope, reads, grads], [loss], OPS)
+    assert [step.op for step in found] == [begin.op, apply.op, end.op, slope.op, apply.op, reads.op, grads.op]
+    copy = found[4].outs[0]
+    assert (copy.name, found[5].ins[0].base, found[5].ins[0].shape) == ("y again", copy, (2, 2))
     assert found[2].ins == (y,)
     for steps in (
-        [begin, apply, end, reads],  # nothing needs x any more
-        [begin, apply, Step("scale", (y,), (y,)), end, reads, grads],
-        [begin, apply, end, grads],  # nobody reads y in the backward pass
-        [begin, apply, reads, end, grads],
+        [begin, apply, end, reads, grads],  # no step lies between the last reader of the forward pass and the first behind it
+        [begin, apply, end, slope, reads],  # nothing needs x any more
+        [begin, apply, end, Step("scale", (dx,), (x,)), slope, reads, grads],  # x is another value by then
+        [begin, replace(apply, ins=(x, w, b, running, rstd)), end, slope, reads, grads],  # what moves in a step may have moved
+        [begin, apply, Step("scale", (y,), (y,)), end, slope, reads, grads],
+        [begin, apply, end, slope, grads],  # nobody reads y in the backward pass
+        [begin, apply, reads, end, slope, grads],
     ):
-        assert [step.op for step in recompute(steps, [loss], OPS)] == [step.op for step in steps]
-    assert len(recompute([begin, apply, end, reads, grads], [loss], ())) == 5, "the row has no op for it"
+        assert [step.op for step in recomputed(steps, [loss], OPS)] == [step.op for step in steps]
+    assert len(recomputed([begin, apply, end, slope, reads, grads], [loss], ())) == 6, "the row has no op for it"
 
 
-@pytest.mark.parametrize(("name", "share"), [("resnet18", 0.70), ("mobilenet", 0.55), ("unet", 0.87)])
-def test_memory_of_the_networks_that_are_timed(name, share):
+def on_ranks(team, recompute):
+    """The state of two ranks, with the statistics of both, after two steps."""
+    made = session(recompute, team=team, sync_stats=True)
+    assert bool(again(made)) == recompute
+    for _ in range(2):
+        made.step()
+    return made.state()
+
+
+def test_ranks_with_common_statistics_have_the_same_bits(fusing_cpu):
+    found = [together(2, lambda team, wanted=wanted: on_ranks(team, wanted)) for wanted in (True, False)]
+    for mine, wanted in zip(*found, strict=True):
+        for name, tensor in mine.items():
+            np.testing.assert_array_equal(tensor, wanted[name], err_msg=name)
+
+
+def test_the_plan_stays_where_nothing_would_be_saved(fusing_cpu):
+    """What the loss reads its gradient reads at once."""
+    net = Net([Conv2d(3, 3, padding=1), BatchNorm2d(), MSE()], SHAPE, mode="cpu")
+    options = {"optimizer": SGD(), "learning_rates": np.zeros(3, np.float32), "batch": 4, "recompute": True}
+    made = TrainingSession(net, IMAGES, **options)
+    plain = TrainingSession(net, IMAGES, **options | {"recompute": False})
+    assert [item.step.op for item in made.plans["train", 4].steps] == [item.step.op for item in plain.plans["train", 4].steps]
+
+
+def test_fit_takes_a_truth_value_and_keeps_it(tmp_path):
+    model = nbcnn.Model([Conv2d(4, 3, padding=1), BatchNorm2d(), ReLU()], "mse", mode="cpu")
+    y = np.zeros((11, 4, 6, 6), np.float32)
+    with pytest.raises(UsageError, match="recompute is True or False, not 'off'"):
+        model.fit(IMAGES, y, recompute="off", verbose=0)
+    model.fit(IMAGES, y, batch_size=4, recompute=True, run=tmp_path / "run", verbose=0)
+    assert RunFolder(tmp_path / "run").read_config()["flags"]["recompute"] is True
+
+
+OWN = """
+from nbcnn import BatchNorm2d, Conv2d, ReLU
+from nbcnn.nn.losses import MSE
+
+def layers(c, h, w):
+    return [Conv2d(4, 3, padding=1), BatchNorm2d(), ReLU(), Conv2d(c, 3, padding=1), MSE()]
+"""
+
+
+def test_a_run_may_be_resumed_with_it(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    run = ["--model", f"{tmp_path / 'own.py'}:layers", "--dataset", "shapes", "--limit", "8", "--batch", "4", "--mode", "cpu"]
+    assert exits(train, [*run, "--out", tmp_path / "run", "--epochs", "1", "--quiet"]) == 0
+    assert exits(train, ["--resume", tmp_path / "run", "--epochs", "2", "--recompute"]) == 0
+    assert "of which --recompute saves nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "batch", "share"), [("resnet18", 512, 0.70), ("mobilenet", 512, 0.55), ("unet", 16, 0.87), ("resnet18", 64, 0.78)])
+def test_memory_of_the_networks_that_are_timed(name, batch, share):
     """Planned as for an H200 in bf16: what the arena, parameters and state take, over what they take without."""
     taken = []
     for wanted in (False, True):
         with as_if_on("90a"):
-            made = nets.training(nets.NETWORKS[name], "bf16", Absent((9, 0), H200), recompute=wanted)
+            made = nets.training(replace(nets.NETWORKS[name], batch=batch), "bf16", Absent((9, 0), H200), recompute=wanted)
             planned = made.memory(made.plans())
         taken.append(sum(count for key, count in planned.items() if key not in ("data set", "tables")))
     assert taken[1] <= share * taken[0]

@@ -72,8 +72,7 @@ def training_step(
     torch, _ = peers._prepare(precision)
     rows, losses = [], []
     for form in forms:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        peers.release()
         p = {name: torch.nn.Parameter(torch.from_numpy(np.ascontiguousarray(value)).cuda()) for name, value in weights.items()}
         optimizer = torch.optim.SGD(p.values(), lr=1e-5, momentum=0.9, fused=True)
         batch, wanted, transform = torch.from_numpy(x).cuda(), torch.from_numpy(target).cuda()[:, None], form.endswith("FFT")
@@ -91,7 +90,7 @@ def training_step(
         losses.append(float(value().detach()))
         if abs(losses[-1] - losses[0]) > TOLERANCE[precision] * losses[0]:
             raise RuntimeError(f"PyTorch's {form} is another network: its loss is {losses[-1]:.6f}, that of {forms[0]} is {losses[0]:.6f}")
-        timing = peers._time(step)
+        timing = peers._time(peers.settled(step))
         row = {"form": f"PyTorch {form}", "precision": precision, "batch": len(x), "step_ms": timing.as_dict(), "loss": losses[-1]}
         rows.append(row | {"peak_bytes": torch.cuda.max_memory_allocated()})
         del p, optimizer, batch, wanted, loss, value, step

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.lab.peers.torch_step import _prepare, _time, captured, release
+from nbcnn.lab.peers.torch_step import _prepare, _time, captured, release, settled
 
 FORMS = ("graph", "compile", "compile-max")
 """A CUDA graph of the eager step; torch.compile, as it is and as a CUDA graph; max-autotune, which takes minutes."""
@@ -79,11 +79,9 @@ def training_steps(problem: Problem, precision: str, forms: tuple[str, ...], rat
         step = None
         try:
             step = _step(problem, precision, form, rate)
-            if form == "graph":
-                step = captured(step)
+            step = captured(step) if form == "graph" else settled(step)
             yield _row(form, _time(step, seconds), len(problem.images), before)
             if form == "compile":
-                torch.cuda.reset_peak_memory_stats()
                 step = captured(step)
                 yield _row("compile-graph", _time(step, seconds), len(problem.images), before)
         except Exception as error:

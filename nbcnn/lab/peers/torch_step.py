@@ -53,6 +53,17 @@ def _time(call: Callable[[], Any], seconds: float = 0.7) -> Timing:
     return summarise(each_ms(call, sensible_count(wall_ms(call, clock.wait), seconds), clock))
 
 
+def settled(call: Callable[[], Any], times: int = 3) -> Callable[[], Any]:
+    """`call` behind its first times, whose memory does not count: cuDNN tries algorithms in them, with their scratch memory."""
+    import torch
+
+    for _ in range(times):
+        call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return call
+
+
 def captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
     """`call` as a CUDA graph."""
     import torch
@@ -60,10 +71,8 @@ def captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(warm):
-            call()
+        settled(call, warm)
     torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
@@ -147,7 +156,7 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
         release()
         eager, compiled = make("max-autotune" if form == "compile-max" else "default")
         call = {"eager": eager, "graph": eager}.get(form, compiled)
-        call = captured(call) if form == "graph" else call
+        call = captured(call) if form == "graph" else settled(call)
         timing = _time(call)
         peak = torch.cuda.max_memory_allocated()
         images_per_second = batch / timing.median * 1e3

@@ -38,7 +38,8 @@ def step() -> str:
         mine = ours["step_ms"]["median"]
         times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
         cells = [f"{times[form]:.3f} ({times[form] / mine:.2f}×)" if form in times else "" for form in ("graph", "compile")]
-        memory = f"{sections.planned_mib(ours):,.0f} / {min(peer['peak_bytes'] for peer in peers) / 2**20:,.0f}"
+        least = min((peer["peak_bytes"] for peer in peers if "peak_bytes" in peer), default=None)
+        memory = f"{sections.planned_mib(ours):,.0f} / {'–' if least is None else format(least / 2**20, ',.0f')}"
         rows.append((str(batch), f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", *cells, memory))
     head = ("batch", "nbcnn ms", "images/s", "CUDA graph", "torch.compile", "MiB: nbcnn / PyTorch at its least")
     return markdown(head, rows) + footer(*environments)

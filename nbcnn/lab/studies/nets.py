@@ -268,19 +268,19 @@ def mean_ratios(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, int
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The rows as a table, a line for each network and precision, and the geometric means over networks."""
     peer = f"{'fastest of PyTorch':28}{'ms':>9}{'MiB':>8}{'ours is':>9}"
-    text = [f"{'network':14}{'':6}{'batch':>6}{'nbcnn ms':>10}{'MiB':>8}  {peer}{'gradients off (its)':>22}"]
+    text = [f"{'network':24}{'':6}{'batch':>6}{'nbcnn ms':>10}{'MiB':>8}  {peer}{'gradients off (its)':>22}"]
     for ours, others in groups(rows):
-        head = f"{ours['what']:14.14}{ours['precision']:6}{ours['batch']:6}"
+        head = f"{ours['what']:24.24}{ours['precision']:6}{ours['batch']:6}"
         if "why" in ours:
             text.append(f"{head}  not timed: {ours['why']}")
             continue
         line = f"{head}{ours['step_ms']['median']:10.3f}{ours['peak_bytes'] / 2**20:8,.0f}"
         if best := fastest(others):
-            form, mib = best["form"].removeprefix("PyTorch "), best["peak_bytes"] / 2**20
-            line += f"  {form:28}{best['step_ms']['median']:9.3f}{mib:8,.0f}{best['ratio']:8.2f}×"
+            form, mib = best["form"].removeprefix("PyTorch "), f"{best['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in best else "–"
+            line += f"  {form:28}{best['step_ms']['median']:9.3f}{mib:>8}{best['ratio']:8.2f}×"
             line += f"{ours['gradient_error']:12.1e} ({ours['peer_error']:.1e})"
         text.append(line)
-        text += [f"{'':20}{row['form']}: {row['why']}" for row in others if "why" in row]
+        text += [f"{'':30}{row['form']}: {row['why']}" for row in others if "why" in row]
     for precision, mean, count in mean_ratios(rows):
         text.append(f"{precision}: geometric mean of the ratios {mean:.2f}× over {count}")
     for ours, _ in groups(rows):

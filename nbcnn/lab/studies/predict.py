@@ -128,11 +128,11 @@ def _its(net: Net, images: np.ndarray, batch: int, precision: str, form: str, se
     import torch
 
     from nbcnn.lab.peers.predict import Predictor
+    from nbcnn.lab.peers.torch_step import release
 
     torch.compiler.reset()
-    torch.cuda.empty_cache()
+    release()
     before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
     its = Predictor(net.layers, net.params.as_dict(), net.input_shape, batch, precision, form)
     part = images[:batch]
 

@@ -79,8 +79,7 @@ def _expert(problem: Problem, precision: str, check: Check, seconds: float) -> R
 
     named: Row = {"form": Expert.label, "precision": precision, "batch": len(problem.images), "expert": True}
     torch.compiler.reset()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    user.release()
     before = torch.cuda.memory_allocated()
     try:
         step = Expert(problem, precision, RATE)
