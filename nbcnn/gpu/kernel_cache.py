@@ -1,6 +1,6 @@
 """This module names the folder in which compiled kernels are kept between runs (`nbcnn.gpu.kernel_store`), one for each version of the sources.
 
-The sources are those that can change code: `ops`, the kernels of peaks and the compiler's door. Kernels are run as code, so only a folder is used
+The sources are those that can change code: `ops`, the kernels that measure and the compiler's door. Kernels are run as code, so only a folder is used
 in which nobody else can write.
 """
 

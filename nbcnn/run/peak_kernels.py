@@ -1,4 +1,4 @@
-"""This module has kernels that do one thing as fast as a GPU can, for its peaks (`nbcnn.run.peaks`): multiply on tensor cores, or copy.
+"""This module has the kernels that measure: multiply on tensor cores, or copy, at a GPU's peak (`nbcnn.run.peaks`), or wait (`nbcnn.run.timeline`).
 
 What they compute means nothing; operands are small random numbers, because zeros draw less power and run at higher clocks.
 """
@@ -33,6 +33,17 @@ def _two_bf16(seed):
 def _tf32(seed):
     """A float of random sign and fraction, between 1/2 and 1 in size, with tf32's 10 bits."""
     return (_noise(seed) & u4(0x807FE000)) | 0x3F000000
+
+
+SLEEP_NS = 50_000
+"""The length of one nap of the waiting kernel, of which the GPU takes between none and twice."""
+
+
+@jit()
+def wait_kernel(naps):
+    """Nothing, for naps · 50 µs. grid 1, block 1; moves nothing."""
+    for _ in range(naps):
+        cuda.nanosleep(u4(SLEEP_NS))
 
 
 COPY_THREADS = 256

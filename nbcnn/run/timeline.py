@@ -17,9 +17,9 @@ from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.gpu.ranges import Mark, nothing
 from nbcnn.ops.kernel.call import Launch
-from nbcnn.ops.kernel.wait import SLEEP_NS, wait_kernel
 from nbcnn.plan.flops import conv_shape
 from nbcnn.plan.graph import Step
+from nbcnn.run.peak_kernels import SLEEP_NS, wait_kernel
 from nbcnn.run.program import Program
 
 LONGEST_MS = 20.0

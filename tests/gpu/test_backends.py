@@ -18,7 +18,7 @@ from nbcnn.gpu import compiler, device, driver, kernel_store, launching
 from nbcnn.gpu.backends import capability, constraints, letters, tied, typer
 from nbcnn.gpu.kernel_store import Stored, Wanted
 from nbcnn.lab.measure import kernels
-from nbcnn.ops.kernel.wait import wait_kernel
+from nbcnn.run.peak_kernels import wait_kernel
 
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 CUBIN = b"\x7fELF and more"

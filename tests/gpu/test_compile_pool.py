@@ -18,7 +18,7 @@ from nbcnn.gpu.device import Host
 from nbcnn.gpu.kernel_store import Wanted
 from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.kernel.call import Call, HostCall
-from nbcnn.ops.kernel.wait import wait_kernel
+from nbcnn.run.peak_kernels import wait_kernel
 from nbcnn.train.interrupt import Unwinding
 
 ROOT = Path(__file__).parents[2]

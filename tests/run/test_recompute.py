@@ -157,7 +157,7 @@ def test_fit_takes_a_truth_value_and_keeps_it(tmp_path):
     assert RunFolder(tmp_path / "run").read_config()["flags"]["recompute"] is True
 
 
-OWN = """
+OF_ITS_USER = """
 from nbcnn import BatchNorm2d, Conv2d, ReLU
 from nbcnn.nn.losses import MSE
 
@@ -167,7 +167,7 @@ def layers(c, h, w):
 
 
 def test_a_run_may_be_resumed_with_it(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(OF_ITS_USER)
     run = ["--model", f"{tmp_path / 'own.py'}:layers", "--dataset", "shapes", "--limit", "8", "--batch", "4", "--mode", "cpu"]
     assert exits(train, [*run, "--out", tmp_path / "run", "--epochs", "1", "--quiet"]) == 0
     assert exits(train, ["--resume", tmp_path / "run", "--epochs", "2", "--recompute"]) == 0

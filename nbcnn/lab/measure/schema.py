@@ -64,7 +64,7 @@ def _times_or_why(found: dict[str, Any]) -> str | None:
     """A row of a step that was timed has all of it, and any other says why not."""
     if "why" in found:
         return None
-    return next((f"lacks {name!r}" for name in ("step_ms", "images_per_second", "peak_bytes", "ratio") if name not in found), None)
+    return next((f"lacks {name!r}" for name in ("step_ms", "images_per_second", "ratio") if name not in found), None)
 
 
 _STEP = {"form": str, "precision?": str, "batch": int, "step_ms?": TIMING, "images_per_second?": float, "peak_bytes?": int, "ratio?": float}

@@ -109,5 +109,6 @@ def lines(rows: Sequence[Row]) -> list[str]:
         row["ratio"] = row["step_ms"]["median"] / ours
         speed = f"{row['step_ms']['median']:10.3f}{row['images_per_second']:12,.0f}"
         note = "" if row.get("steady", True) else "  not steady"
-        text.append(f"{row['form']:{width}}{speed}{row['peak_bytes'] / 2**20:8,.0f}{row['ratio']:11.2f}×{note}")
+        memory = f"{row['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in row else "–"
+        text.append(f"{row['form']:{width}}{speed}{memory:>8}{row['ratio']:11.2f}×{note}")
     return text
