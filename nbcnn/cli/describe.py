@@ -87,7 +87,7 @@ def _streamed(session: Any) -> str:
 
 def _recomputed(session: Any) -> str:
     """What --recompute found to make again."""
-    count = len({buf.name for buf in made_again(session.plans["train", session.batch].steps)})  # of the parts of a batch each
+    count = len({buf.name for buf in made_again(session.plans["train", session.batch].steps)})  # each part of a batch makes them under the same names
     if count:
         return f", {counted(count, 'output')} of norms made again in the backward pass"
     return ", of which --recompute saves nothing" if session.training.recompute else ""

@@ -25,7 +25,7 @@ from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.merging import merge
-from nbcnn.plan.recompute import recomputed
+from nbcnn.plan.recompute import made_again, recomputed
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run import streaming
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -259,7 +259,7 @@ class Training:
             return kept
         # Side steps would hold what is made again for them until the branches meet, so there is no side branch.
         again = self.net.lower(self.record(split, batch, recompute=True))
-        return again if again.arena_bytes < kept.arena_bytes else kept
+        return again if made_again(again.steps) and again.arena_bytes < kept.arena_bytes else kept
 
     def plans(self, batch: int | None = None) -> Plans:
         """Plans for full batches of the training and the test set, and their smaller last ones; `batch` None is the training's own.

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 from scripts import ROOT
@@ -19,7 +20,7 @@ folder = pathlib.Path(words[words.index("--results") + 1])
 folder.mkdir(exist_ok=True)
 command = " ".join(["python", "-m", "nbcnn", *words])
 path = folder / "nvidia-h200.json"
-found = json.loads(path.read_text()) if path.exists() else {"sections": {}}
+found = json.loads(path.read_text()) if path.exists() else {"device": "a GPU", "sections": {}}
 found["sections"][words[0]] = {"environment": {"revision": "?", "command": command}, "rows": [{"new": True}]}
 path.write_text(json.dumps(found))
 """
@@ -39,21 +40,21 @@ def repository(tmp_path):
         "told": "python -m nbcnn told, by someone's forerunner",
     }
     sections = {name: {"environment": {"revision": "old", "command": command}, "rows": []} for name, command in commands.items()}
-    (tmp_path / "nbcnn" / "lab" / "results" / "nvidia-h200.json").write_text(json.dumps({"sections": sections}))
+    (tmp_path / "nbcnn" / "lab" / "results" / "nvidia-h200.json").write_text(json.dumps({"device": "a GPU", "sections": sections}))
     return tmp_path
 
 
 def retime(repository, *words):
-    command = [sys.executable, str(repository / ".ci" / "retime"), *words]
+    command = [sys.executable, str(repository / ".ci" / "retime"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_sections_are_timed_and_kept(repository):
-    done = retime(repository, "quick", "--into", "made", "--warming", "30")
+    done = retime(repository, "quick", "--into", repository / "made", "--warming", "30")
     assert done.returncode == 0, done.stderr
     assert "warmed, exit code 0: quick --seconds 1 --save" in done.stdout
     assert (repository / "made" / "warm-0" / "nvidia-h200.json").exists(), "times of warming are kept apart"
-    done = retime(repository, "--keep", "made/results/nvidia-h200.json", "--revision", "new")
+    done = retime(repository, "--keep", repository / "made/results/nvidia-h200.json", "--revision", "new")
     assert done.returncode == 0, done.stderr
     kept = json.loads((repository / "nbcnn" / "lab" / "results" / "nvidia-h200.json").read_text())["sections"]
     wanted = {"revision": "new", "command": "python -m nbcnn quick --seconds 1 --save"}
@@ -62,11 +63,31 @@ def test_sections_are_timed_and_kept(repository):
 
 
 def test_what_takes_too_long_is_killed_and_said(repository):
-    done = retime(repository, "slow", "quick", "--into", "made", "--each", "2", "--warming", "0")
+    done = retime(repository, "slow", "quick", "--into", repository / "made", "--each", "2", "--warming", "0")
     assert done.returncode == 1
     assert "killed, or no time for it: slow" in done.stdout
     assert "exit code 0: quick" in done.stdout
     assert set(json.loads((repository / "made" / "results" / "nvidia-h200.json").read_text())["sections"]) == {"quick"}
+
+
+def test_an_interrupted_one_leaves_nothing_running(repository):
+    command = [sys.executable, str(repository / ".ci" / "retime"), "slow", "--into", str(repository / "made"), "--warming", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    while not (found := subprocess.run(["pgrep", "-f", str(repository / "made" / "results")], capture_output=True, text=True, check=False).stdout):
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(timeout=30) == 143
+    process.stdout.close()
+    assert subprocess.run(["kill", "-0", *found.split()[-1:]], capture_output=True, check=False).returncode != 0
+
+
+def test_another_gpus_results_are_refused(repository):
+    assert retime(repository, "quick", "--into", repository / "made", "--warming", "0").returncode == 0
+    path = repository / "made" / "results" / "nvidia-h200.json"
+    path.write_text(path.read_text().replace("a GPU", "another GPU"))
+    done = retime(repository, "--keep", path)
+    assert done.returncode == 1
+    assert "was measured on another GPU" in done.stderr
 
 
 @pytest.mark.parametrize(("name", "says"), [("told", "no single command of nbcnn"), ("other", "no section other; there are quick, slow, told")])

@@ -148,6 +148,28 @@ def test_the_plan_stays_where_nothing_would_be_saved(fusing_cpu):
     assert [item.step.op for item in made.plans["train", 4].steps] == [item.step.op for item in plain.plans["train", 4].steps]
 
 
+def test_without_norms_weight_gradients_still_run_beside_the_rest():
+    """As for an H200: no plan of a network without norms changes."""
+    with as_if_on("90a"):
+        made = [nets.training(replace(nets.NETWORKS["odd"], batch=16), "bf16", Absent((9, 0), H200), recompute=wanted) for wanted in (True, False)]
+        with_it, without = ([(item.step.op, item.side) for item in each.plan("train", 16).steps] for each in made)
+    assert with_it == without
+    assert any(side for _, side in with_it)
+
+
+def test_the_smaller_plan_is_taken(fusing_cpu, monkeypatch):
+    made = session(True)
+    lower = type(made.net).lower
+
+    def larger(self, recorded, branching=False):
+        plan = lower(self, recorded, branching)
+        return replace(plan, arena_bytes=plan.arena_bytes + 2**20) if made_again(plan.steps) else plan
+
+    monkeypatch.setattr(type(made.net), "lower", larger)
+    assert again(made) != []
+    assert again(session(True)) == []
+
+
 def test_fit_takes_a_truth_value_and_keeps_it(tmp_path):
     model = nbcnn.Model([Conv2d(4, 3, padding=1), BatchNorm2d(), ReLU()], "mse", mode="cpu")
     y = np.zeros((11, 4, 6, 6), np.float32)

@@ -61,7 +61,7 @@ _RUNG = {
 
 
 def _times_or_why(found: dict[str, Any]) -> str | None:
-    """A row of a step that was timed has all of it, and any other says why not."""
+    """A row of a step that was timed has all of it, but for a peer's memory that was measured wrongly, and any other says why not."""
     if "why" in found:
         return None
     return next((f"lacks {name!r}" for name in ("step_ms", "images_per_second", "ratio") if name not in found), None)

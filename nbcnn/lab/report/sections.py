@@ -121,7 +121,8 @@ def beside_peers(rows: Sequence[Row]) -> Table:
         its, form = best["step_ms"]["median"], best["form"].removesuffix(" by an expert").removeprefix("PyTorch ")
         cells += [f"{its:.3f} ({FORMS.get(form, form)})", f"**{its / mine:.2f}×**"]
     least = min(user, key=lambda peer: peer["step_ms"]["median"], default=None)
-    memory = f"{planned_mib(ours):,.0f} / {least['peak_bytes'] / 2**20:,.0f}" if "planned_bytes" in ours and least and "peak_bytes" in least else ""
+    its = f"{least['peak_bytes'] / 2**20:,.0f}" if least and "peak_bytes" in least else "–"
+    memory = f"{planned_mib(ours):,.0f} / {its}" if "planned_bytes" in ours and least else ""
     line = (f"{ours['batch']:,}", f"**{mine:.3f}**", _rate(ours), *cells, memory)
     return Table(("batch", "nbcnn ms", "images/s", "what a user would write, ms", "ours is", EXPERT, "ours is", MEMORY), (line,), 0)
 
