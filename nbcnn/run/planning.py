@@ -25,7 +25,7 @@ from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.merging import merge
-from nbcnn.plan.recompute import made_again, recomputed
+from nbcnn.plan.recompute import recomputed
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run import streaming
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -171,13 +171,13 @@ class Training:
             if (each.start, each.stop) != (0, size)
         }
 
-    def record(self, split: str, batch: int, recompute: bool = False) -> Recorded:
+    def record(self, split: str, batch: int) -> Recorded:
         """Gather, forward, loss; for the training set also backward and update; then advance the split's StepState.
 
         A batch that is larger than a part is computed part by part. Every rank computes its share of every part, so that all have as many.
         """
         bufs, training, several = self.bufs, split == "train", self.team.size > 1
-        tape, state, sums, losses = Tape(training), bufs[f"{split}.state"], bufs[f"{split}.sums"], list[Buf]()
+        tape, state, sums = Tape(training), bufs[f"{split}.state"], bufs[f"{split}.sums"]
         parts = [min(self.part, batch - at) for at in range(0, batch, self.part)]
         for number, size in enumerate(parts, 1):
             share, ends = self.team.share(size), number == len(parts)
@@ -185,7 +185,6 @@ class Training:
             tape.begin_part()
             tape.part, tape.together = share.weight if training else float(share.count > 0), training and several
             value, backward = self._record_part(tape, split, share.images)
-            losses.append(value)
             if training:
                 backward()
                 if len(parts) > 1:
@@ -195,10 +194,7 @@ class Training:
                     self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
             attrs = {"count": share.count} | ({} if ends else {"steps": 0})
             tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", **attrs)
-        steps = merge(drop_dead(tape.steps), self.net.fusing_ops)
-        if recompute and training:
-            steps = recomputed(steps, losses, self.net.row.ops)
-        return Recorded(tuple(steps), bufs)
+        return Recorded(tuple(merge(drop_dead(tape.steps), self.net.fusing_ops)), bufs)
 
     def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
         """Record gather, forward and loss of so many images; return the loss and what records the backward pass."""
@@ -254,12 +250,17 @@ class Training:
         """The plan of one training step on `batch` images, or of the evaluation of as many of the test set."""
         # A branch ends where gradients are first read, which of several parts is before the last has made its own.
         branching = self.team.share(batch).images <= BRANCHING and batch <= self.part
-        kept = self.net.lower(self.record(split, batch), branching=branching)
+        recorded = self.record(split, batch)
+        kept = self.net.lower(recorded, branching=branching)
         if not self.recompute or split != "train":
             return kept
+        losses = [step.ins[0] for step in recorded.steps if step.op == "advance"]
+        steps = recomputed(recorded.steps, losses, self.net.row.ops)
+        if len(steps) == len(recorded.steps):
+            return kept
         # Side steps would hold what is made again for them until the branches meet, so there is no side branch.
-        again = self.net.lower(self.record(split, batch, recompute=True))
-        return again if made_again(again.steps) and again.arena_bytes < kept.arena_bytes else kept
+        again = self.net.lower(replace(recorded, steps=tuple(steps)))
+        return again if again.arena_bytes < kept.arena_bytes else kept
 
     def plans(self, batch: int | None = None) -> Plans:
         """Plans for full batches of the training and the test set, and their smaller last ones; `batch` None is the training's own.
