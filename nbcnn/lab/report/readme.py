@@ -20,6 +20,7 @@ from nbcnn.lab.report import readme_laboratory as laboratory
 from nbcnn.lab.report import readme_series as series
 from nbcnn.lab.report import readme_tensorcore as tensorcore
 from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
+from nbcnn.lab.studies.nets import mib
 
 ROOT = Path(__file__).parents[3]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -38,8 +39,8 @@ def step() -> str:
         mine = ours["step_ms"]["median"]
         times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
         cells = [f"{times[form]:.3f} ({times[form] / mine:.2f}×)" if form in times else "" for form in ("graph", "compile")]
-        least = min((peer["peak_bytes"] for peer in peers if "peak_bytes" in peer), default=None)
-        memory = f"{sections.planned_mib(ours):,.0f} / {'–' if least is None else format(least / 2**20, ',.0f')}"
+        least = min((peer for peer in peers if "peak_bytes" in peer), key=lambda peer: peer["peak_bytes"], default=None)
+        memory = f"{sections.planned_mib(ours):,.0f} / {mib(least)}"
         rows.append((str(batch), f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", *cells, memory))
     head = ("batch", "nbcnn ms", "images/s", "CUDA graph", "torch.compile", "MiB: nbcnn / PyTorch at its least")
     return markdown(head, rows) + footer(*environments)

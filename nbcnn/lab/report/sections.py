@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from nbcnn.lab.report.tables import Table
-from nbcnn.lab.studies.nets import fastest, groups
+from nbcnn.lab.studies.nets import fastest, groups, mib
 
 Row = Mapping[str, Any]
 FORMS = {
@@ -121,8 +121,7 @@ def beside_peers(rows: Sequence[Row]) -> Table:
         its, form = best["step_ms"]["median"], best["form"].removesuffix(" by an expert").removeprefix("PyTorch ")
         cells += [f"{its:.3f} ({FORMS.get(form, form)})", f"**{its / mine:.2f}×**"]
     least = min(user, key=lambda peer: peer["step_ms"]["median"], default=None)
-    its = f"{least['peak_bytes'] / 2**20:,.0f}" if least and "peak_bytes" in least else "–"
-    memory = f"{planned_mib(ours):,.0f} / {its}" if "planned_bytes" in ours and least else ""
+    memory = f"{planned_mib(ours):,.0f} / {mib(least)}" if "planned_bytes" in ours and least else ""
     line = (f"{ours['batch']:,}", f"**{mine:.3f}**", _rate(ours), *cells, memory)
     return Table(("batch", "nbcnn ms", "images/s", "what a user would write, ms", "ours is", EXPERT, "ours is", MEMORY), (line,), 0)
 
@@ -205,8 +204,7 @@ def _network(ours: Row, others: Sequence[Row], forms: Sequence[str]) -> tuple[st
         return (*names, batch, "not timed", *("" for _ in forms), "", "")
     times = {row["form"].removeprefix("PyTorch "): f"{row['step_ms']['median']:,.3f}" for row in others if "step_ms" in row}
     best = fastest(others)
-    mib = " / ".join(f"{row['peak_bytes'] / 2**20:,.0f}" if row and "peak_bytes" in row else "–" for row in (ours, best))
-    last = ("", "") if best is None else (f"**{best['ratio']:.2f}×**", mib)
+    last = ("", "") if best is None else (f"**{best['ratio']:.2f}×**", f"{mib(ours)} / {mib(best)}")
     return (*names, batch, f"**{ours['step_ms']['median']:,.3f}**", *(times.get(form, "failed") for form in forms), *last)
 
 

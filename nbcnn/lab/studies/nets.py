@@ -256,6 +256,11 @@ def fastest(others: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return min(timed, key=lambda row: row["step_ms"]["median"]) if timed else None
 
 
+def mib(row: Mapping[str, Any] | None) -> str:
+    """The most memory of a row in MiB; – where it has none."""
+    return f"{row['peak_bytes'] / 2**20:,.0f}" if row and "peak_bytes" in row else "–"
+
+
 def mean_ratios(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, int]]:
     """For each precision the geometric mean, over networks, of the fastest peer's time over ours, and of how many it is; none that recomputes."""
     found: dict[str, list[float]] = {}
@@ -276,8 +281,8 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         line = f"{head}{ours['step_ms']['median']:10.3f}{ours['peak_bytes'] / 2**20:8,.0f}"
         if best := fastest(others):
-            form, mib = best["form"].removeprefix("PyTorch "), f"{best['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in best else "–"
-            line += f"  {form:28}{best['step_ms']['median']:9.3f}{mib:>8}{best['ratio']:8.2f}×"
+            form = best["form"].removeprefix("PyTorch ")
+            line += f"  {form:28}{best['step_ms']['median']:9.3f}{mib(best):>8}{best['ratio']:8.2f}×"
             line += f"{ours['gradient_error']:12.1e} ({ours['peer_error']:.1e})"
         text.append(line)
         text += [f"{'':30}{row['form']}: {row['why']}" for row in others if "why" in row]

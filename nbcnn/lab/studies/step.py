@@ -18,7 +18,7 @@ import numpy as np
 from nbcnn.lab.peers import jax_step
 from nbcnn.lab.peers import torch_step as user
 from nbcnn.lab.peers.nets import Problem, gradients
-from nbcnn.lab.studies.nets import Apart, compared, rounding
+from nbcnn.lab.studies.nets import Apart, compared, mib, rounding
 from nbcnn.nn.models import autoencoder
 from nbcnn.run.net import Net
 
@@ -109,6 +109,5 @@ def lines(rows: Sequence[Row]) -> list[str]:
         row["ratio"] = row["step_ms"]["median"] / ours
         speed = f"{row['step_ms']['median']:10.3f}{row['images_per_second']:12,.0f}"
         note = "" if row.get("steady", True) else "  not steady"
-        memory = f"{row['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in row else "–"
-        text.append(f"{row['form']:{width}}{speed}{memory:>8}{row['ratio']:11.2f}×{note}")
+        text.append(f"{row['form']:{width}}{speed}{mib(row):>8}{row['ratio']:11.2f}×{note}")
     return text
