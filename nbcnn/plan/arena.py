@@ -15,9 +15,11 @@ def align(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
-def join(planned: Sequence[Planned]) -> int:
-    """The number of the first step that reads a gradient: the side branch must have ended by then."""
-    return next((at for at, item in enumerate(planned) if reads_gradient(item.step)), len(planned))
+def side_ends(planned: Sequence[Planned]) -> list[int]:
+    """The numbers of the steps before which the side branch must have ended: the first that reads weights packed there, or a gradient."""
+    beside = {buf for item in planned if item.side for buf in item.step.outs}
+    packed = next((at for at, item in enumerate(planned) if item.packed is not None and item.packed[0] in beside), len(planned))
+    return [packed, next((at for at, item in enumerate(planned) if reads_gradient(item.step)), len(planned))]
 
 
 def reads_gradient(step: Step) -> bool:
@@ -28,9 +30,9 @@ def reads_gradient(step: Step) -> bool:
 def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
     """First and last step during which each temporary is needed."""
     spans: dict[Buf, tuple[int, int]] = {}
-    joined = join(planned)
+    joined = side_ends(planned)
     for at, item in enumerate(planned):
-        last = max(at, joined) if item.side else at
+        last = min((each for each in joined if each > at), default=at) if item.side else at
         touched = [*item.step.ins, *item.step.outs]
         if item.scratch is not None:
             touched.append(item.scratch)

@@ -306,7 +306,7 @@ class Resolution:
 class Planned:
     """A step with its resolution, its scratch Buf (None without) and its slice of the packed weights (Buf, start, count in elements).
 
-    `side`: it may run beside the steps that follow it, up to the first that reads a gradient.
+    `side`: it may run beside the steps that follow it, up to the first that reads a gradient, or weights that were packed there.
     """
 
     step: Step
@@ -320,7 +320,7 @@ class Planned:
 class Plan:
     """A lowered list of steps with an offset in the arena for every temporary.
 
-    packs   the Bufs of packed weights, one for each dtype that is wanted, with the Bufs of their index maps.
+    packs   the Bufs of packed weights, one or two for each dtype that is wanted, with the Bufs of their index maps.
     tables  of those of which copies need no map, the Bufs of the tables that say how they are written (`nbcnn.plan.packing`).
     store   how activations are stored.
     """

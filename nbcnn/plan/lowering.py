@@ -15,6 +15,11 @@ from nbcnn.plan.storage import ITEMSIZE
 SIDE_BYTES = 32 << 20
 """A weight gradient that reads less may run beside the rest of the backward pass. One that reads as much fills the GPU by itself, and what it reads
 would stay in memory until the branches meet: 330 of the 1,120 MiB of U-Net's arena at batch 16."""
+PACKED_BESIDE = 1 << 19
+"""Elements of packed weights from which on those that the first convolution does not read are packed on the side branch: 5 µs of an H200, while the
+launch that packs the first one's takes 2."""
+Pool = tuple[str, bool]
+"""Packed weights that one launch makes: how they are stored, and whether only steps behind the first that reads packed weights read them."""
 
 
 def lower(
@@ -33,8 +38,8 @@ def lower(
     """
     hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
     slots, sizes, mapped = _place_packed(hows)
-    packed = {dtype: Buf(f"packed weights {dtype}", (count,), dtype) for dtype, count in sizes.items()}
-    maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in mapped.items()}
+    packed = {pool: Buf(f"packed weights {_said(pool)}", (count,), pool[0]) for pool, count in sizes.items()}
+    maps = {packed[pool]: Buf(f"pack map {_said(pool)}", size, "int32", "const") for pool, size in mapped.items()}
     if maps and flat_params is None:
         raise ValueError("a plan that packs weights needs the flat parameter Buf")
     # A shared layer's second gradient is added to its first within the backward pass: the side branch is joined there, and not opened again.
@@ -44,15 +49,15 @@ def lower(
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
         small = sum(buf.nbytes for buf in step.ins) < SIDE_BYTES
         side = branching and small and at < joined and all(buf.root.home == "grad" for buf in step.outs)
-        planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
+        planned.append(Planned(step, how, scratch, slot and (packed[slot[0]], *slot[1:]), side))
     tables = dict[Buf, Buf]()
-    for buf, index in maps.items():
-        banks = banks_of(planned, buf, lambda _: 0)
+    for pool, buf in sorted(packed.items(), key=lambda entry: not entry[0][1]):
+        index, banks = maps[buf], banks_of(planned, buf, lambda _: 0)
         if banks:
-            tables[buf] = Buf(f"pack table {buf.dtype}", (table(banks).size,), "int32", "const")
+            tables[buf] = Buf(f"pack table {_said(pool)}", (table(banks).size,), "int32", "const")
         operands = (flat_params, index, *([tables[buf]] if banks else []))
         pack = Step("pack_weights", operands, (buf,), {"tiles": tiles_of(banks)} if banks else {}, "pack")  # type: ignore[arg-type]
-        packing.append(Planned(pack, resolve(pack)))
+        packing.append(Planned(pack, resolve(pack), side=pool[1]))
     planned = _pack_made([*packing, *planned], maps, resolve)
     offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store, tables)
@@ -68,19 +73,27 @@ def banks_of(planned: Sequence[Planned], packed: Buf, first: Callable[[str], int
     return [(first(root.name), shape, copies) for root, (shape, copies) in banks.items()]
 
 
+def _said(pool: Pool) -> str:
+    """A pool of packed weights in words."""
+    return f"{pool[0]}, later ones" if pool[1] else pool[0]
+
+
 def _place_packed(
     hows: Sequence[tuple[Step, Resolution]],
-) -> tuple[list[tuple[int, int] | None], dict[str, int], dict[str, tuple[int, int]]]:
-    """(start, count) of every step's packed weight, by dtype the elements of all of them together, and (terms, elements) of those that want a map.
+) -> tuple[list[tuple[Pool, int, int] | None], dict[Pool, int], dict[Pool, tuple[int, int]]]:
+    """(pool, start, count) of every step's packed weight, by pool the elements of all of them together, and (terms, elements) of those with a map.
 
     These stand first. A weight that another step makes is none of these: `_pack_made`. Steps that run alike on one weight, as those of the parts of
     a batch do, share a copy.
     """
-    slots: list[tuple[int, int] | None] = []
-    sizes: dict[str, tuple[int, int]] = {}
-    placed: dict[str, int] = {}
-    known: dict[Any, tuple[int, int]] = {}
-    for step, how in hows:
+    wanted = [how.packs[1] if how.packs is not None and not _weight_made(step) else 0 for step, how in hows]
+    first = next((at for at, count in enumerate(wanted) if count), 0)
+    apart = sum(wanted[first + 1 :]) >= PACKED_BESIDE
+    slots: list[tuple[Pool, int, int] | None] = []
+    sizes: dict[Pool, tuple[int, int]] = {}
+    placed: dict[Pool, int] = {}
+    known: dict[Any, tuple[Pool, int, int]] = {}
+    for at, (step, how) in enumerate(hows):
         if how.packs is None or _weight_made(step):
             slots.append(None)
             continue
@@ -89,22 +102,24 @@ def _place_packed(
         if key in known:
             slots.append(known[key])
             continue
+        pool = how.packed, apart and at > first
         terms, count = how.packs
-        most, start = sizes.get(how.packed, (1, 0))
+        most, start = sizes.get(pool, (1, 0))
         itemsize = ITEMSIZE[how.packed]
         whole = align(count * itemsize, ALIGNMENT) // itemsize
         if how.placement is None:
-            sizes[how.packed] = max(most, terms), start + whole
+            sizes[pool] = max(most, terms), start + whole
         else:
-            start = placed.get(how.packed, 0)
-            placed[how.packed] = start + whole
-        known[key] = start, count
+            start = placed.get(pool, 0)
+            placed[pool] = start + whole
+        known[key] = pool, start, count
         slots.append(known[key])
-    mapped = {dtype: sizes.get(dtype, (1, 0)) for dtype in (*sizes, *placed)}
+    mapped = {pool: sizes.get(pool, (1, 0)) for pool in (*sizes, *placed)}
     for at, ((_, how), slot) in enumerate(zip(hows, slots, strict=True)):
         if slot is not None and how.placement is not None:
-            slots[at] = mapped[how.packed][1] + slot[0], slot[1]
-    return slots, {dtype: count + placed.get(dtype, 0) for dtype, (_, count) in mapped.items()}, mapped
+            pool, start, count = slot
+            slots[at] = pool, mapped[pool][1] + start, count
+    return slots, {pool: count + placed.get(pool, 0) for pool, (_, count) in mapped.items()}, mapped
 
 
 def _weight_made(step: Step) -> bool:

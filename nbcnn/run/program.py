@@ -10,7 +10,7 @@ import numpy as np
 from nbcnn.gpu.capture import JOIN, MAIN, SIDE
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Call, bare_call
-from nbcnn.plan.arena import join
+from nbcnn.plan.arena import side_ends
 from nbcnn.plan.graph import Buf, Plan, Planned
 from nbcnn.plan.lowering import banks_of
 from nbcnn.plan.packing import table
@@ -91,10 +91,10 @@ class Program:
 
     def _branches(self) -> list[str]:
         """For every launch, the branch of the graph that it runs on."""
-        joined = join(self.plan.steps)
+        joined = side_ends(self.plan.steps)
         branches = []
         for at, (item, launches) in enumerate(self.bound):
-            branch = SIDE if item.side else JOIN if at == joined else MAIN
+            branch = SIDE if item.side else JOIN if at in joined else MAIN
             branches += [branch] * len(launches)
         return branches
 

@@ -32,7 +32,7 @@ from nbcnn.nn import description
 from nbcnn.nn.graphs import wired
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import encoder
-from nbcnn.plan.arena import join
+from nbcnn.plan.arena import side_ends
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Buf, Resolution, Tape, trace_nodes
 from nbcnn.plan.lowering import lower
@@ -206,7 +206,7 @@ def test_the_second_gradient_of_a_parameter_is_added_by_a_step_and_stays_float32
     assert (second.home, second.shape) == ("arena", (4 * 4 * 9,))
     plan = lower(tape.steps, "NHWC", lambda step: Resolution(None, "test"), store="bfloat16", branching=True)
     assert plan.offsets[next(buf for buf in plan.offsets if buf.name == "conv2.weight.second")] is not None
-    joined = join(plan.steps)
+    _, joined = side_ends(plan.steps)
     assert plan.steps[joined].step.op == "add"
     assert any(item.side for item in plan.steps[:joined])
     assert not any(item.side for item in plan.steps[joined:])

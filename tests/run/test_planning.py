@@ -12,6 +12,7 @@ from nbcnn.lab.measure.plans import IMAGE, training, training_plan, training_pro
 from nbcnn.modes import MODES
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD
+from nbcnn.plan.arena import lifetimes, side_ends
 from nbcnn.run import rows
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
@@ -69,8 +70,26 @@ def test_the_parts_of_a_batch_share_packed_weights_and_memory():
     assert [index.shape for index in together.packs.values()] == [index.shape for index in alone.packs.values()]
     assert together.arena_bytes <= alone.arena_bytes  # less where a small batch alone keeps more alive for its side branch
     ops = [item.step.op for item in together.steps]
-    assert [ops.count(op) for op in ("gather", "accumulate", "sgd", "advance", "pack_weights")] == [3, 3, 1, 3, 1]
-    assert not any(item.side for item in together.steps)
+    assert [ops.count(op) for op in ("gather", "accumulate", "sgd", "advance", "pack_weights")] == [3, 3, 1, 3, 2]
+    assert [item.step.op for item in together.steps if item.side] == ["pack_weights"]
+
+
+def test_weights_are_packed_beside_the_first_convolution():
+    """Which has its own packed before; the branches meet at the next step that reads packed weights."""
+    plan = training(MODES["im2col", "fp32"], 128).plan("train", 128)
+    late, early = plan.steps[:2]
+    assert [(item.step.op, item.side) for item in (late, early)] == [("pack_weights", True), ("pack_weights", False)]
+    readers = [at for at, item in enumerate(plan.steps) if item.packed is not None]
+    assert [plan.steps[at].packed[0] for at in readers[:2]] == [early.step.outs[0], late.step.outs[0]]
+    assert side_ends(plan.steps)[0] == readers[1]
+    # What it writes has a place of its own from the start, whatever runs beside it.
+    assert lifetimes(plan.steps)[late.step.outs[0]][0] == 0
+
+
+def test_few_weights_are_packed_in_one_launch(monkeypatch):
+    monkeypatch.setattr("nbcnn.plan.lowering.PACKED_BESIDE", 1 << 30)
+    plan = training(MODES["im2col", "fp32"], 128).plan("train", 128)
+    assert [item.side for item in plan.steps if item.step.op == "pack_weights"] == [False]
 
 
 def test_a_plan_is_bound_to_host_memory_as_a_session_binds_it():
