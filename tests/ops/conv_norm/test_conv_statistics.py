@@ -100,6 +100,8 @@ FURTHER = (
     ("bf16", "wgmma", PatchTile(1, 8, 32, 128, 2, 4, 1, 132)),
     ("bf16", "wgmma", PatchTile(1, 8, 16, 256, 2, 2, 1, 132)),
     ("bf16", "wgmma", PatchTile(1, 8, 16, 128, 1, 6, 1, 132, turns=2)),
+    ("bf16", "wgmma", PatchTile(1, 32, 8, 64, 1, 6, 1, 132, turns=2, swapped=True)),
+    ("tf32", "wgmma", PatchTile(1, 16, 8, 64, 1, 4, 2, 132, swapped=True)),
     ("tf32", "wgmma", PatchTile(1, 8, 16, 64, 2, 6, 1, 132)),
     ("tf32", "wgmma", PatchTile(1, 8, 8, 64, 1, 6, 1, 132)),
     ("fp32", "mma", MmaTile(128, 128, 2, 4, 3, 1)),

@@ -18,6 +18,7 @@ from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4_trans, stmatrix_x4_trans
 from nbcnn.ops.ptx.shared import load_words_1, load_words_2, load_words_4, store_words_1
+from nbcnn.ops.ptx.shuffle import sum_over
 
 BLOCK_BYTES = SQUARE * SQUARE * ROW_BYTES
 
@@ -175,6 +176,56 @@ def square_moments(tile: PatchTile, kind_name: str, barrier: Any) -> Any:
                 floats(values, a, b, c, d)
                 add(sums, leads, values)
         end(memory, leads, sums, partials, t, n0, K, chunk, chunks, COUNT)
+
+    return run
+
+
+@cache
+def filter_moments(tile: PatchTile, kind_name: str) -> Any:
+    """Device function (acc, partials, warp, lane, n0, K, chunk, chunks): of sums whose rows are filters, the moments of a warpgroup's pixels.
+
+    Four lanes have all pixels of two filters, so nothing goes through shared memory. The results are rounded as `put_transposed` stores them; there
+    is no ReLU between a convolution and its norm.
+    """
+    LINES, COUNT, BF16 = tile.BM // tile.groups // SQUARE, tile.BM // tile.groups, KINDS[kind_name].result == 2
+    over_pixels = sum_over(3)
+
+    @jit(device=True)
+    def stored(a, b):
+        if BF16:
+            word = bf16x2(a, b)
+            a, b = bf16_low(word), bf16_high(word)
+        else:
+            a, b = tf32(a), tf32(b)
+        return a, b
+
+    @jit(device=True)
+    def keep(partials, n, K, chunk, chunks, lead, total, squares):
+        away = total / COUNT
+        partials[n * chunks + chunk] = lead + away
+        partials[(K + n) * chunks + chunk] = max(squares - total * away, 0.0)
+
+    @jit(device=True)
+    def run(acc, partials, warp, lane, n0, K, chunk, chunks):
+        first, _ = stored(acc[0], acc[1])
+        second, _ = stored(acc[2], acc[3])
+        first, second = cuda.shfl_sync(0xFFFFFFFF, first, lane & 28), cuda.shfl_sync(0xFFFFFFFF, second, lane & 28)
+        total0, squares0, total1, squares1 = 0.0, 0.0, 0.0, 0.0
+        for j in range(LINES):
+            a, b = stored(acc[4 * j], acc[4 * j + 1])
+            c, d = stored(acc[4 * j + 2], acc[4 * j + 3])
+            a, b, c, d = a - first, b - first, c - second, d - second
+            total0 += a + b
+            total1 += c + d
+            squares0 += a * a + b * b
+            squares1 += c * c + d * d
+        total0, squares0, total1, squares1 = over_pixels(total0), over_pixels(squares0), over_pixels(total1), over_pixels(squares1)
+        n = n0 + (warp & 3) * 16 + (lane >> 2)
+        if lane & 3 == 0:
+            if n < K:
+                keep(partials, n, K, chunk, chunks, first, total0, squares0)
+            if n + 8 < K:
+                keep(partials, n + 8, K, chunk, chunks, second, total1, squares1)
 
     return run
 

@@ -12,6 +12,7 @@ from nbcnn.ops.conv.wgmma.patch import BARRIER_BYTES, SQUARE, PatchTile, Window,
 from nbcnn.ops.conv.wgmma.patch_epilogue import (
     BLOCK_BYTES,
     columns_of,
+    filter_moments,
     put_fragments,
     put_transposed,
     square_moments,
@@ -128,7 +129,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
             second_group()
 
     moments, SUM_BYTES, GROUPS = square_moments(tile, kind_name, first_group), columns_of(tile, kind_name).nbytes, tile.groups
-    moments_of_second = square_moments(tile, kind_name, second_group)
+    moments_of_second, moments_of_filters = square_moments(tile, kind_name, second_group), filter_moments(tile, kind_name)
 
     @jit(device=True)
     def square_rows(square):
@@ -147,6 +148,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row; of swapped products 2
                 filters and 2 pixels of 8 each.
         shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers, and sums for moments.
+        swapped filters are A's rows and pixels B's columns, which come transposed to the stage; moments are taken in registers.
         turns   the two warpgroups multiply alternately: each waits at its barrier `turn` until the other has issued its last product, and so stores
                 its results while the other multiplies. Without turns the tensor cores wait for every epilogue.
         moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once.
@@ -231,6 +233,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 turn_parity = 0
                 patch, patch_parity = skip_patches(patch, patch_parity, steps)
                 stage, parity = skip_filters(stage, parity, steps * (R * S))
+                if KEEPS:
+                    parity = 0
             if in_group == 0 and not POOL:
                 for i in range(OUTPUTS):
                     fence_tensor_map(output_map + u8(i * ROW_BYTES))
@@ -328,7 +332,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                         commit_stores()
                 if MOMENTS:
                     memory_of_sums, chunk, chunks = sums_at + group * SUM_BYTES, tile_m * GROUPS + square // HALVES, tiles // across * GROUPS
-                    if group == 0:
+                    if SWAPPED:
+                        moments_of_filters(acc, second, warp, lane, n0, K, chunk, chunks)
+                    elif group == 0:
                         moments(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
                     else:
                         moments_of_second(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
@@ -336,6 +342,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 if TURNS > 1:
                     patch, patch_parity = skip_patches(patch, patch_parity, steps)
                     stage, parity = skip_filters(stage, parity, steps * (R * S))
+                    if KEEPS:
+                        parity = 0
             if in_group == 0 and not POOL:
                 wait_stores()
 
