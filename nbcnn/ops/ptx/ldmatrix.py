@@ -22,3 +22,7 @@ ldmatrix_x2_trans = instruction("ldmatrix_x2_trans", "ldmatrix.sync.aligned" + _
 """(shared byte address; lanes 0 … 15) -> a word of each of two matrices, transposed."""
 stmatrix_x2_trans = instruction("stmatrix_x2_trans", "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$0], {$1,$2};", None, (u4, u4, u4))
 """(shared byte address; lanes 0 … 15, word, word): two matrices, each stored transposed: lane 8i + j gives where column j of matrix i goes."""
+stmatrix_x4_trans = instruction(
+    "stmatrix_x4_trans", "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1,$2,$3,$4};", None, (u4, u4, u4, u4, u4)
+)
+"""(shared byte address, four words): four matrices, each stored transposed."""

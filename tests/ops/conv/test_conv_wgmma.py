@@ -54,6 +54,8 @@ REAL = (
     ConvShape(5, 128, 8, 8, 128, 3, 3, 1, 1),
     ConvShape(3, 128, 16, 16, 256, 3, 3, 1, 1),
     ConvShape(5, 128, 16, 32, 128, 3, 3, 1, 1),
+    ConvShape(5, 64, 32, 32, 64, 3, 3, 1, 1),
+    ConvShape(5, 64, 48, 16, 40, 5, 3, 1, 1),
 )
 POOLED = (
     ConvShape(5, 64, 8, 8, 64, 3, 3, 1, 1),
@@ -211,10 +213,14 @@ def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = No
         ("tf32", "conv_relu_pool_fprop", PatchTile(2, 8, 8, 128, 2, 4, 1, 2)),
         ("bf16", "conv_dgrad_relu", KeepingTile(4, 8, 8, 64, 2, 9, 1, 2, 9)),
         ("bf16", "conv_dgrad_relu", PatchTile(2, 8, 8, 128, 1, 6, 1, 2, turns=2)),
+        ("bf16", "conv_relu_fprop", PatchTile(1, 32, 8, 64, 1, 6, 1, 2, turns=2, swapped=True)),
+        ("bf16", "conv_dgrad_relu", PatchTile(1, 16, 16, 64, 1, 6, 1, 2, turns=2, swapped=True)),
+        ("tf32", "conv_relu_fprop", PatchTile(1, 16, 16, 64, 2, 6, 1, 2, swapped=True)),
     ],
 )
 def test_kernels_compile_without_spills(precision, op, tile):
-    shape = ConvShape(1, 64, 8, 8, 64, 3, 3, 1, 1)
+    side = 32 if isinstance(tile, PatchTile) and tile.swapped else 8
+    shape = ConvShape(1, 64, side, side, 64, 3, 3, 1, 1)
     case = next(c for c in cases((shape,), (shape,), (shape,)) if c.op == op)
     for launch in bound_on_host(case, precision, tile).launches:
         report = compile_launch(launch, "90a")
@@ -275,5 +281,26 @@ def test_turns_are_of_two_warpgroups_alone():
     for groups, turns in ((2, 2), (1, 3)):
         with pytest.raises(ValueError, match="two warpgroups take tiles alternately"):
             PatchTile(2, 8, 8, 128, groups, 6, 1, 2, turns=turns)
-    with pytest.raises(ValueError, match="filters that are fetched"):
+    with pytest.raises(ValueError, match="filters stay where products are swapped"):
         KeepingTile(2, 8, 8, 64, 1, 9, 1, 2, 9, turns=2)
+    KeepingTile(1, 16, 8, 64, 1, 9, 1, 2, 9, turns=2, swapped=True)
+
+
+def test_swapped_products_have_whole_strips():
+    for TN, TH, TW, BN, groups in ((1, 32, 8, 64, 1), (1, 16, 16, 64, 1), (2, 16, 8, 64, 1), (1, 16, 16, 64, 2)):
+        tile = PatchTile(TN, TH, TW, BN, groups, 6, 1, 2, swapped=True)
+        assert tile.strip * tile.strips * groups == tile.BM
+    for TN, TH, TW, BN, groups in ((1, 16, 8, 128, 1), (1, 16, 32, 64, 1), (1, 16, 8, 64, 2)):
+        with pytest.raises(ValueError, match="one or two strips"):
+            PatchTile(TN, TH, TW, BN, groups, 6, 1, 2, swapped=True)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_products_of_64_channels_are_swapped(precision):
+    """They read less shared memory than the tensor cores take; in tf32 two tiles in turn would be of too few pixels, and masks come word by word."""
+    by_op = {case.op: bare(case) for case in cases((ConvShape(64, 64, 32, 32, 64, 3, 3, 1, 1),), (), ())}
+    impl = implementations(precision)["conv_fprop"]
+    for op in ("conv_fprop", "conv_dgrad", "conv_dgrad_relu"):
+        tile = impl.tile(by_op[op], 132)
+        assert tile.swapped == (precision == "bf16" or op != "conv_dgrad_relu"), op
+    assert impl.tile(by_op["conv_fprop"], 132).turns == (2 if precision == "bf16" else 1)

@@ -33,12 +33,20 @@ def engine(precision, part):
     return [impl for name, impl in MODES["tensorcore", precision].chain(OP) if name == part][-1]
 
 
-def bare(shape, precision, biased=False):
+def bare(case, precision):
     """The call without arrays."""
-    (case,), kept = statistics.cases([(shape, biased)]), STORE[precision]
-    ins, outs = tuple(array.shape for array in case.ins), [shape.y_shape, *[(shape.K,)] * 4]
-    dtypes = (kept, *["float32"] * (len(ins) - 1)), (kept, *["float32"] * 4)
-    return Call(OP, (), (), ins, tuple(outs), case.attrs, "NHWC", in_dtypes=dtypes[0], out_dtypes=dtypes[1])
+    kept, ins = STORE[precision], tuple(array.shape for array in case.ins)
+    outs = case.outs[0][0], *[case.outs[1][0]] * 4
+    return Call(
+        *(OP, (), (), ins, outs, case.attrs, "NHWC"),
+        in_dtypes=(kept, *["float32"] * (len(ins) - 1)),
+        out_dtypes=(kept, *["float32"] * 4),
+    )
+
+
+def bare_of(shape, precision):
+    """The call of a convolution without a bias."""
+    return bare(*statistics.cases([(shape, False)]), precision)
 
 
 def test_the_statistics_are_those_of_the_result(rng):
@@ -56,7 +64,7 @@ def test_the_statistics_are_those_of_the_result(rng):
 def test_an_epilogue_saves_the_pass_over_the_result(precision):
     """What is read and written behind the convolution is a few percent of what a pass over y would read."""
     shape = ConvShape(512, 64, 32, 32, 64, 3, 3, 1, 1)
-    call = bare(shape, precision)
+    call = bare_of(shape, precision)
     for part in ("wgmma", "mma"):
         impl = engine(precision, part)
         call = replace(call, tile=impl.tile(call, 132))
@@ -75,7 +83,7 @@ def test_an_epilogue_saves_the_pass_over_the_result(precision):
     ids=str,
 )
 def test_patches_leave_room_for_the_sums(shape, precision):
-    g, kind = correlation(replace(bare(shape, precision), op="conv_fprop")), KINDS[precision]
+    g, kind = correlation(replace(bare_of(shape, precision), op="conv_fprop")), KINDS[precision]
     for tile in patch.candidates(g, kind, 132, moments=True):
         assert patch.shared_bytes(tile, kind, patch.window(g)) + patch.moments_bytes(tile, kind) <= 227 * 1024
         # Chunks are equal, so the last tile must have as many images as the others.
@@ -92,6 +100,8 @@ FURTHER = (
     ("bf16", "wgmma", PatchTile(1, 8, 32, 128, 2, 4, 1, 132)),
     ("bf16", "wgmma", PatchTile(1, 8, 16, 256, 2, 2, 1, 132)),
     ("bf16", "wgmma", PatchTile(1, 8, 16, 128, 1, 6, 1, 132, turns=2)),
+    ("bf16", "wgmma", PatchTile(1, 32, 8, 64, 1, 6, 1, 132, turns=2, swapped=True)),
+    ("tf32", "wgmma", PatchTile(1, 16, 8, 64, 1, 4, 2, 132, swapped=True)),
     ("tf32", "wgmma", PatchTile(1, 8, 16, 64, 2, 6, 1, 132)),
     ("tf32", "wgmma", PatchTile(1, 8, 8, 64, 1, 6, 1, 132)),
     ("fp32", "mma", MmaTile(128, 128, 2, 4, 3, 1)),
@@ -110,20 +120,35 @@ def test_moments_cost_no_spill(precision, part, tile):
     assert report.registers <= 65536 // (tile.threads * tile.blocks) // 8 * 8
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_tile_is_right(gpu, precision):
-    row, tried = MODES["tensorcore", precision], 0
+def tried(precision, capability, multiprocessors):
+    """What is tested of each case: the part of the row, its implementation, the case, and a tile; None is the chosen one.
+
+    Of two cases every tile is tried, with few blocks, so that each has several tiles.
+    """
     for case in [*statistics.cases(), *statistics.real_cases()]:
-        for part, impl in row.chain(OP):
-            if impl.lacks(gpu.capability):
+        for part, impl in MODES["tensorcore", precision].chain(OP):
+            call = bare(case, precision)
+            if impl.lacks(capability) or impl.supports(call):
                 continue
-            call = Call(OP, (), (), tuple(a.shape for a in case.ins), tuple(o[0] for o in case.outs[:1]) + ((1,),) * 4, case.attrs, "NHWC")
-            if impl.supports(call):
-                continue
-            every = impl.candidates(call, gpu.multiprocessors) if case.label.startswith(("64→64", "64→128 16×32")) else ()
-            # Few blocks, so that each has several tiles.
+            every = impl.candidates(call, multiprocessors) if case.label.startswith(("64→64", "64→128 16×32")) else ()
             few = [replace(tile, resident=min(tile.resident, 2)) if isinstance(tile, PatchTile) else tile for tile in every]
             for tile in [None, *few]:
-                assert parity(row, impl, case, gpu, tile) <= bound(case, precision), (part, case.label, tile)
-                tried += 1
-    assert tried >= 12
+                yield part, impl, case, tile
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
+    tiles = [tile for part, _, _, tile in tried(precision, (9, 0), 132) if part == "wgmma"]
+    assert len(tiles) >= 12
+    assert any(isinstance(tile, Tile) for tile in tiles)
+    if precision != "fp32":
+        assert any(isinstance(tile, PatchTile) and tile.turns == 2 for tile in tiles)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_tile_is_right(gpu, precision):
+    row, count = MODES["tensorcore", precision], 0
+    for part, impl, case, tile in tried(precision, gpu.capability, gpu.multiprocessors):
+        assert parity(row, impl, case, gpu, tile) <= bound(case, precision), (part, case.label, tile)
+        count += 1
+    assert count >= 12

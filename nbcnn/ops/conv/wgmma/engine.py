@@ -77,9 +77,15 @@ def implementations(precision: str) -> dict[str, Impl]:
 
 
 def _patch_tiles(call: Call, kind: Kind, multiprocessors: int) -> list[PatchTile]:
-    """The patch tiles that serve a call: none for a mask of four phases, whose pixels do not lie as squares."""
+    """The patch tiles that serve a call: none for a mask of four phases, whose pixels do not lie as squares.
+
+    Swapped products read a mask of four bytes word by word, which made a residual network's gradient of 64 channels take 87.5 instead of 79.1 µs.
+    """
     g, wanted = correlation(call), kind_of(call)
-    return [] if wanted == "mask" and g.phases > 1 else patch.candidates(g, kind, multiprocessors, wanted == "moments")
+    if wanted == "mask" and g.phases > 1:
+        return []
+    found = patch.candidates(g, kind, multiprocessors, wanted == "moments")
+    return [tile for tile in found if not tile.swapped] if wanted == "mask" and kind.result > 2 else found
 
 
 def _cycles(call: Call, kind: Kind, tile: Tile | PatchTile, multiprocessors: int) -> float:

@@ -7,6 +7,8 @@ wgmma wants 64 rows in groups of eight, neighbours in memory, at one distance fr
 So a block owns TN images' TH×TW pixels, in squares of 8×8; H and W are multiples of 8.
 
 With stride 2 a patch holds every second pixel of every second line: four patches, one for each parity, take their share of the taps.
+
+Where filters are the rows of a product and pixels its columns (`swapped`), one wgmma has up to 256 of these: a strip of lines of eight pixels.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ class PatchTile:
 
     `blocks` of them share a multiprocessor, and `resident` run in all, each taking one tile after another. Where `turns` is 2, `groups` is 1: two
     warpgroups take whole tiles alternately, so that one stores its results while the other multiplies (CUTLASS calls it ping-pong).
-    Raises ValueError for other turns.
+
+    swapped: filters are the rows of a product and pixels its columns, 8·TH of them, one or two such strips a warpgroup. wgmma reads 64 rows and
+    all columns from shared memory for every product: of 64 filters and 256 pixels 80 bytes in a cycle of the tensor cores, of 64 pixels and 64
+    filters 128, which is all that shared memory gives. Raises ValueError for other turns and strips.
     """
 
     TN: int
@@ -45,14 +50,27 @@ class PatchTile:
     blocks: int
     resident: int
     turns: int = field(default=1, kw_only=True)
+    swapped: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.turns != 1 and (self.turns, self.groups, self.keeps) != (2, 1, False):
-            raise ValueError(f"{self}: two warpgroups take tiles alternately, each alone, with filters that are fetched")
+        if self.swapped and (self.BN != 64 or self.strips not in (1, 2) or self.groups * self.strips * self.strip != self.BM):
+            raise ValueError(f"{self}: 64 filters are the rows, and one or two strips of {SQUARE}×TH pixels the columns")
+        if self.turns != 1 and ((self.turns, self.groups) != (2, 1) or (self.keeps and not self.swapped)):
+            raise ValueError(f"{self}: two warpgroups take tiles alternately, each alone; filters stay where products are swapped")
 
     @property
     def BM(self) -> int:
         return self.TN * self.TH * self.TW
+
+    @property
+    def strip(self) -> int:
+        """Pixels that are the columns of one product, where these are swapped: eight of each line."""
+        return SQUARE * self.TH
+
+    @property
+    def strips(self) -> int:
+        """Strips of a warpgroup, where products are swapped."""
+        return self.BM // self.groups // self.strip
 
     @property
     def keeps(self) -> bool:
@@ -132,8 +150,8 @@ def tiles_of(g: Correlation, tile: PatchTile) -> tuple[int, int]:
 
 
 def moments_bytes(tile: PatchTile, kind: Kind) -> int:
-    """Shared memory of the sums for moments: those of each warpgroup."""
-    return tile.turns * tile.groups * Columns(tile.BN, 16 // kind.result, WARPGROUP).nbytes
+    """Shared memory of the sums for moments: those of each warpgroup. Where products are swapped a warp has all pixels of its filters."""
+    return 0 if tile.swapped else tile.turns * tile.groups * Columns(tile.BN, 16 // kind.result, WARPGROUP).nbytes
 
 
 def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> list[PatchTile]:
@@ -147,10 +165,18 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         return []
     found: list[PatchTile] = []
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
-    for BM, BN, groups, blocks, turns in _SHAPES:
-        TW = _side(g.Q, BM // SQUARE)
-        TH = _side(g.P, BM // TW)
-        tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, blocks, 0, turns=turns)
+    for BM, BN, groups, blocks, turns, swapped in _SHAPES:
+        if swapped and turns > 1 and kind.result > 2:
+            continue  # two tiles' results of four bytes leave room for few pixels: 30 % slower than the same tiles side by side
+        if swapped:
+            TH = _side(g.P, min(BM // groups // SQUARE, _LONGEST_STRIP))
+            if TH < _SHORTEST_STRIP:
+                continue
+            TW = _side(g.Q, BM // TH)
+        else:
+            TW = _side(g.Q, BM // SQUARE)
+            TH = _side(g.P, BM // TW)
+        tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, blocks, 0, turns=turns, swapped=swapped)
         room = min(_SHARED_OF_BLOCK, _SHARED_OF_MULTIPROCESSOR // blocks - _RESERVED)
         free = room - shared_bytes(tile, kind, w) - (moments_bytes(tile, kind) if moments else 0)
         slots = free // (BN * ROW_BYTES)
@@ -158,9 +184,14 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         tile = replace(tile, resident=min(down * across, blocks * multiprocessors))
         if g.taps > 1 and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
             found.append(replace(tile, slots=min(slots, _MOST_SLOTS)))
-        if across == 1 and turns == 1 and steps <= min(slots, _MOST_KEPT):
+        if across == 1 and (turns == 1 or swapped) and steps <= min(slots, _MOST_KEPT):
             found.append(KeepingTile(**{**asdict(tile), "slots": steps}, kept=steps))
     return found
+
+
+def _product_bytes(kind: Kind, tile: PatchTile) -> float:
+    """Bytes of shared memory that wgmma reads for a step."""
+    return tile.groups * tile.strips * product_bytes(kind, 64, tile.strip) if tile.swapped else product_bytes(kind, tile.BM, tile.BN)
 
 
 def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
@@ -174,7 +205,7 @@ def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
         steps=g.taps * whole(g.C, kind.channels) // kind.channels,
         ahead=min(tile.slots, 2 * w.taps),
         tensor=product_cycles(kind, tile.BM, tile.BN),
-        shared=landed + product_bytes(kind, tile.BM, tile.BN),
+        shared=landed + _product_bytes(kind, tile),
         fetched=landed,
         ends=end_bytes(g, kind, tile.BM, tile.BN, epilogue),
         memory=compulsory_bytes(g, kind, epilogue),
@@ -183,20 +214,27 @@ def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
 
 
 _SHAPES = (
-    (256, 128, 2, 1, 1),
-    (128, 256, 2, 1, 1),
-    (128, 128, 2, 1, 1),
-    (256, 64, 2, 1, 1),
-    (128, 64, 2, 1, 1),
-    (128, 64, 2, 2, 1),
-    (64, 64, 1, 1, 1),
-    (64, 64, 1, 2, 1),
-    (128, 128, 1, 1, 2),
+    (256, 128, 2, 1, 1, False),
+    (128, 256, 2, 1, 1, False),
+    (128, 128, 2, 1, 1, False),
+    (256, 64, 2, 1, 1, False),
+    (128, 64, 2, 1, 1, False),
+    (128, 64, 2, 2, 1, False),
+    (64, 64, 1, 1, 1, False),
+    (64, 64, 1, 2, 1, False),
+    (128, 128, 1, 1, 2, False),
+    (256, 64, 1, 1, 2, True),
+    (128, 64, 1, 1, 2, True),
+    (256, 64, 2, 1, 1, True),
+    (128, 64, 1, 2, 1, True),
 )
-"""BM, BN, warpgroups, blocks that share a multiprocessor, turns.
+"""BM, BN, warpgroups, blocks that share a multiprocessor, turns, whether products are swapped.
 
-With 64 channels ping-pong loses: one warpgroup waits for the products of every step, and a step has half as many (docs/log/tensor-cores.md).
+With 64 channels ping-pong loses unless products are swapped: one warpgroup waits for the products of every step, and a step has half as many
+(docs/log/tensor-cores.md).
 """
+_SHORTEST_STRIP, _LONGEST_STRIP = 16, 32
+"""Lines of a strip of eight pixels: 8 would give a product no more columns than it has without swapping, 32 give 256, the most."""
 _MOST_SLOTS = 6
 _MOST_KEPT = 12
 """Stages of filters, kept or not, for which there are barriers: with the eight others, two of 8 bytes each fill BARRIER_BYTES."""

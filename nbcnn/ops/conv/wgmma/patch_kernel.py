@@ -9,7 +9,16 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.conv.wgmma.patch import BARRIER_BYTES, SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
-from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, columns_of, put_fragments, square_moments, store_pooled
+from nbcnn.ops.conv.wgmma.patch_epilogue import (
+    BLOCK_BYTES,
+    columns_of,
+    filter_moments,
+    put_fragments,
+    put_transposed,
+    square_moments,
+    square_place,
+    store_pooled,
+)
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, skip_stages
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
@@ -51,20 +60,28 @@ def _place(tile: PatchTile) -> Any:
 
 @cache
 def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
-    """Device function (acc, a0, a1, b): acc += A·Bᵀ over 128 bytes of channels of one tap; a0, a1 start a warpgroup's squares, b the filters."""
+    """Device function (acc, a0, a1, b): acc += A·Bᵀ over 128 bytes of channels of one tap; a0, a1 start a warpgroup's squares, b the filters.
+
+    Where products are swapped, acc += B·Aᵀ; a0, a1 then start strips.
+    """
     multiply = wgmma_tf32 if kind_name == "tf32" else wgmma_bf16
     _, PW = patch_extent(tile, w)
-    source, halves = k_major_rows(PW * ROW_BYTES), tile.BM // tile.groups // 64
+    source, halves = k_major_rows(PW * ROW_BYTES), tile.strips if tile.swapped else tile.BM // tile.groups // 64
+    SWAPPED, columns = tile.swapped, tile.strip if tile.swapped else tile.BN
 
     def instruction(half: int, step: int) -> Any:
-        product = multiply(tile.BN, half * tile.BN // 2)
+        product = multiply(columns, half * columns // 2)
         MORE, SECOND = step * K_STEP, half == 1
 
         @jit(device=True)
         def run(acc, a0, a1, b):
             product(acc, (a1 if SECOND else a0) + u8(MORE), b + u8(MORE), 1)
 
-        return run
+        @jit(device=True)
+        def run_swapped(acc, a0, a1, b):
+            product(acc, b + u8(MORE), (a1 if SECOND else a0) + u8(MORE), 1)
+
+        return run_swapped if SWAPPED else run
 
     every = unrolled([instruction(half, step) for half in range(halves) for step in range(4)])
 
@@ -89,14 +106,15 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
     BARRIERS = RESULTS + stage_bytes(tile, kind)
     HALVES, EIGHTS, WIDE = tile.BM // tile.groups // 64, BN // 8, ROW_BYTES // kind.result
     COLUMNS = BN // WIDE
-    SUMS, SECOND = HALVES * EIGHTS * 4, HALVES - 1
+    SWAPPED, SUMS = tile.swapped, HALVES * EIGHTS * 4
+    SECOND = (tile.strips - 1) * (tile.TH // SQUARE) if SWAPPED else HALVES - 1
     MINE = HALVES * COLUMNS * BLOCK_BYTES
-    ACROSS, DOWN = (tile.TW // SQUARE).bit_length() - 1, (tile.TH // SQUARE).bit_length() - 1
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
     POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "mask", epilogue == "moments"
     OUTPUTS, KEEPS = 4 if INTERLEAVE else 2, tile.keeps
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
-    put, pool = put_fragments(tile, kind_name, MASK), store_pooled(tile, kind_name)
+    put, pool = (put_transposed if SWAPPED else put_fragments)(tile, kind_name, MASK), store_pooled(tile, kind_name)
+    square_at = square_place(tile)
     init_filters, claim_filters, next_filters = init_ring(STAGES, SHARING), claim_stage(FILTERS), next_stage(STAGES)
     init_patches, claim_patch, next_patch = init_ring(PATCHES, SHARING), claim_stage(PATCH_LOAD), next_stage(PATCHES)
     skip_filters, skip_patches = skip_stages(STAGES), skip_stages(PATCHES)
@@ -111,14 +129,13 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
             second_group()
 
     moments, SUM_BYTES, GROUPS = square_moments(tile, kind_name, first_group), columns_of(tile, kind_name).nbytes, tile.groups
-    moments_of_second = square_moments(tile, kind_name, second_group)
+    moments_of_second, moments_of_filters = square_moments(tile, kind_name, second_group), filter_moments(tile, kind_name)
 
     @jit(device=True)
     def square_rows(square):
         """Rows of a patch before those of a square of the tile."""
-        column = square & (1 << ACROSS) - 1
-        line = (square >> ACROSS) & (1 << DOWN) - 1
-        return ((square >> ACROSS + DOWN) * PH + line * SQUARE) * PW + column * SQUARE
+        column, line, image = square_at(square)
+        return (image * PH + line * SQUARE) * PW + column * SQUARE
 
     @jit(launch_bounds=(THREADS, tile.blocks))
     def correlate_patches_kernel(maps, b, biased, floor, y, second, N, C, P, Q, K, top, left, across, tiles):
@@ -128,8 +145,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels).
         block   `groups` warpgroups that multiply (with turns two), one warp of which a single thread has patches and filters fetched, tiles ahead.
-        owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row.
+        owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row; of swapped products 2
+                filters and 2 pixels of 8 each.
         shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers, and sums for moments.
+        swapped filters are A's rows and pixels B's columns, which come transposed to the stage; moments are taken in registers.
         turns   the two warpgroups multiply alternately: each waits at its barrier `turn` until the other has issued its last product, and so stores
                 its results while the other multiplies. Without turns the tensor cores wait for every epilogue.
         moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once.
@@ -214,6 +233,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 turn_parity = 0
                 patch, patch_parity = skip_patches(patch, patch_parity, steps)
                 stage, parity = skip_filters(stage, parity, steps * (R * S))
+                if KEEPS:
+                    parity = 0
             if in_group == 0 and not POOL:
                 for i in range(OUTPUTS):
                     fence_tensor_map(output_map + u8(i * ROW_BYTES))
@@ -226,21 +247,24 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                     phase = tile_n // tiles_of_phase
                     tile_n -= phase * tiles_of_phase
                 n0 = tile_n * BN
-                for j in range(EIGHTS):
+                for j in range(0 if SWAPPED else EIGHTS):
                     n = n0 + (lane & 3) * 2 + 8 * j
                     b0, b1 = load1_if(b, n, n < biased), load1_if(b, n + 1, n < biased)
                     for half in range(HALVES):
                         for h in range(2):
                             acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
                             acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
+                for h in range(2 if SWAPPED else 0):
+                    n = n0 + (warp & 3) * 16 + (lane >> 2) + 8 * h
+                    bias = load1_if(b, n, n < biased)
+                    for j in range(SUMS // 4):
+                        acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1] = bias, bias
                 if MASK and in_group == 0:
                     wait_stores_read()
                     mbarrier_arrive_expect_tx(mask_full + group * 8, MINE)
                     for half in range(HALVES):
-                        mine = square + half
-                        wx = w0 + (mine & (1 << ACROSS) - 1) * SQUARE
-                        hx = h0 + ((mine >> ACROSS) & (1 << DOWN) - 1) * SQUARE
-                        nx = image + (mine >> ACROSS + DOWN)
+                        right, below, further = square_at(square + half)
+                        wx, hx, nx = w0 + right * SQUARE, h0 + below * SQUARE, image + further
                         for column in range(COLUMNS):
                             to = results + (half * COLUMNS + column) * BLOCK_BYTES
                             load_tile_4d(to, mask_map, n0 + column * WIDE, wx, hx, nx, mask_full + group * 8)
@@ -299,10 +323,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                     join(group)
                     if in_group == 0:
                         for half in range(HALVES):
-                            mine = square + half
-                            wx = w0 + (mine & (1 << ACROSS) - 1) * SQUARE
-                            hx = h0 + ((mine >> ACROSS) & (1 << DOWN) - 1) * SQUARE
-                            nx = image + (mine >> ACROSS + DOWN)
+                            right, below, further = square_at(square + half)
+                            wx, hx, nx = w0 + right * SQUARE, h0 + below * SQUARE, image + further
                             for column in range(COLUMNS):
                                 at = results + (half * COLUMNS + column) * BLOCK_BYTES
                                 channel = n0 + column * WIDE
@@ -310,7 +332,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                         commit_stores()
                 if MOMENTS:
                     memory_of_sums, chunk, chunks = sums_at + group * SUM_BYTES, tile_m * GROUPS + square // HALVES, tiles // across * GROUPS
-                    if group == 0:
+                    if SWAPPED:
+                        moments_of_filters(acc, second, warp, lane, n0, K, chunk, chunks)
+                    elif group == 0:
                         moments(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
                     else:
                         moments_of_second(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
@@ -318,6 +342,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 if TURNS > 1:
                     patch, patch_parity = skip_patches(patch, patch_parity, steps)
                     stage, parity = skip_filters(stage, parity, steps * (R * S))
+                    if KEEPS:
+                        parity = 0
             if in_group == 0 and not POOL:
                 wait_stores()
 
