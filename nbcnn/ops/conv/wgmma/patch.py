@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 
-from nbcnn.ops.conv.frame.correlation import Correlation, whole
+from nbcnn.ops.conv.frame.correlation import Correlation, Spans, whole
 from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.moments import Columns
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind, compulsory_bytes, end_bytes, product_bytes, product_cycles
@@ -85,11 +85,15 @@ class KeepingTile(PatchTile):
 
 @dataclass(frozen=True)
 class Window:
-    """What a kernel freezes of a correlation: taps of one patch (R×S), and the stride, whose square is the number of patches."""
+    """What a kernel freezes of a correlation: taps of one patch (R×S), and the stride, whose square is the number of patches.
+
+    spans: the taps of each phase, if not all have all.
+    """
 
     R: int
     S: int
     stride: int
+    spans: Spans | None = None
 
     @property
     def taps(self) -> int:
@@ -97,7 +101,7 @@ class Window:
 
 
 def window(g: Correlation) -> Window:
-    return Window(g.R // g.stride, g.S // g.stride, g.stride)
+    return Window(g.R // g.stride, g.S // g.stride, g.stride, g.spans)
 
 
 def patch_extent(tile: PatchTile, w: Window) -> tuple[int, int]:
@@ -140,7 +144,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
     """The patch tiles that serve a correlation, with moments or without.
 
     None where its images are no squares of 8×8, or its stride does not divide filter and image. A single tap sees every pixel once, so there the
-    filters must stay: only two patches are in flight.
+    filters must stay: only two patches are in flight. Of phases with one tap or none most tiles have nothing to wait for.
     """
     divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
     if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides:
@@ -156,7 +160,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         slots = free // (BN * ROW_BYTES)
         down, across = tiles_of(g, tile)
         tile = replace(tile, resident=min(down * across, blocks * multiprocessors))
-        if g.taps > 1 and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
+        if (g.taps > 1 or g.spans) and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
             found.append(replace(tile, slots=min(slots, _MOST_SLOTS)))
         if across == 1 and turns == 1 and steps <= min(slots, _MOST_KEPT):
             found.append(KeepingTile(**{**asdict(tile), "slots": steps}, kept=steps))
@@ -167,12 +171,13 @@ def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
     """What a launch of the kernel asks for; a step is a tap of 128 bytes of channels, of which a patch serves several."""
     down, across = tiles_of(g, tile)
     w = window(g)
-    landed = patch_load(tile, w) / w.taps + (0 if tile.keeps else tile.BN * ROW_BYTES)
+    taps = g.spans.total / g.spans.busy if g.spans else w.taps
+    landed = patch_load(tile, w) / taps + (0 if tile.keeps else tile.BN * ROW_BYTES)
     return Work(
         tiles=down * across,
         together=tile.blocks,
-        steps=g.taps * whole(g.C, kind.channels) // kind.channels,
-        ahead=min(tile.slots, 2 * w.taps),
+        steps=g.mean_taps * (whole(g.C, kind.channels) // kind.channels),
+        ahead=min(tile.slots, 2 * taps),
         tensor=product_cycles(kind, tile.BM, tile.BN),
         shared=landed + product_bytes(kind, tile.BM, tile.BN),
         fetched=landed,
