@@ -39,7 +39,7 @@ def correlate(tile: Tile, kind_name: str, epilogue: str, spans: Spans | None = N
     POOL, INTERLEAVE, MOMENTS = epilogue == "pool", "interleave" in epilogue, epilogue == "moments"
     moments = stores.row_moments(tile, kind_name)
     UNEQUAL, IDLE = spans is not None, spans is not None and spans.busy < 4
-    place = tile_in_bands(spans) if spans else None
+    place: Any = tile_in_bands(spans) if spans else None
     taps = taps_of(spans, 0, 0)
 
     @jit(launch_bounds=(THREADS, tile.blocks))

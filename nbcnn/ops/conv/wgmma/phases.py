@@ -1,7 +1,7 @@
-"""Four phases of which not all have all taps (`Spans`): the taps of each, and an order of their tiles in which every multiprocessor gets as much to do.
+"""Four phases of which not all have all taps (`Spans`): the taps of each, and an order of tiles that gives every multiprocessor as much to do.
 
-A phase of a 3×3 filter has 1, 2, 2 or 4 taps, of a 1×1 filter 1 or none. All phases of the same pixels read the same source, so whatever the order,
-they are near each other in time: a source that is larger than the L2 cache would else come out of memory once a phase.
+A phase of a 3×3 filter has 1, 2, 2 or 4 taps, of a 2×2 filter 1 of 4, of a 1×1 filter 1 or none. All phases of the same pixels read the same source,
+so whatever the order, they are near each other in time: a source that is larger than the L2 cache would else come out of memory once a phase.
 
     persistent blocks   the phase is the fastest part of a tile's number, and turns by one with every round of the blocks: a block, whose tiles are
                         gridDim apart, gets all phases in turn, and at any time some blocks multiply while others store.
