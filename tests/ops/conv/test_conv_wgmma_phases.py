@@ -79,16 +79,17 @@ def test_every_tile_of_persistent_blocks_is_there_once(blocks, tiles_of_phase):
             assert all(set(phases[i : i + 4]) == set(range(4)) for i in range(len(phases) - 3))
 
 
-@pytest.mark.parametrize("down", [1, BAND - 1, BAND, 3 * BAND + 5])
+@pytest.mark.parametrize("down", [1, BAND - 1, BAND, BAND + 1, 3 * BAND + 5])
 @pytest.mark.parametrize("tiles_of_phase", [1, 3])
 def test_every_tile_in_bands_is_there_once_the_longest_first(down, tiles_of_phase):
     across, place = 4 * tiles_of_phase, on_host(tile_in_bands(THREE))
     made = [place(block, down, across, tiles_of_phase) for block in range(down * across)]
     assert sorted(made) == sorted((row, column, phase) for row in range(down) for column in range(tiles_of_phase) for phase in range(4))
-    for first in range(0, down, BAND):
-        taps = [THREE.taps(phase) for row, _, phase in made if first <= row < first + BAND]
+    band = -(-down // -(-down // BAND))
+    for first in range(0, down, band):
+        taps = [THREE.taps(phase) for row, _, phase in made if first <= row < first + band]
         assert taps == sorted(taps, reverse=True)
-    assert [row // BAND for row, _, _ in made] == sorted(row // BAND for row, _, _ in made)
+    assert [row // band for row, _, _ in made] == sorted(row // band for row, _, _ in made)
 
 
 # -- played

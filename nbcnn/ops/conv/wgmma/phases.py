@@ -5,8 +5,8 @@ so whatever the order, they are near each other in time: a source that is larger
 
     persistent blocks   the phase is the fastest part of a tile's number, and turns by one with every round of the blocks: a block, whose tiles are
                         gridDim apart, gets all phases in turn, and at any time some blocks multiply while others store.
-    one tile a block    bands of BAND rows of tiles, within a band the phase of the most taps first: multiprocessors take blocks as they become free,
-                        and what is left at the end are the shortest.
+    one tile a block    even bands of at most BAND rows of tiles, within a band the phase of the most taps first: multiprocessors take blocks as they
+                        become free, and what is left at the end are the shortest.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.conv.frame.correlation import Spans
 from nbcnn.ops.kernel.loops import quotient
 
-BAND = 64
-"""Rows of tiles whose phases follow each other: at most 16 MB of the source, so that it is in L2 for all of them."""
+BAND = 128
+"""Rows of tiles whose phases follow each other: of 128 pixels of 512 channels of bfloat16 they read 16 MB, which stay in L2 for all four."""
 
 
 @cache
@@ -107,10 +107,11 @@ def tile_in_bands(spans: Spans) -> Any:
 
     @jit(device=True)
     def run(block, down, across, tiles_of_phase):
-        band = quotient(block, BAND * across)
-        first = band * BAND
+        bands = quotient(down + (BAND - 1), BAND)
+        rows = quotient(down + bands - 1, bands)
+        first = quotient(block, rows * across) * rows
         rest = block - first * across
-        tiles = min(BAND, down - first) * tiles_of_phase
+        tiles = min(rows, down - first) * tiles_of_phase
         at = quotient(rest, tiles)
         rest -= at * tiles
         row = quotient(rest, tiles_of_phase)
