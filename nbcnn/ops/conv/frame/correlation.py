@@ -132,7 +132,7 @@ class Parity:
 
     @property
     def spans(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """First t and the one behind the last, of even pixels and of odd; none between is missing, since every second tap of the filter is the next t."""
+        """First t and the one behind the last, of even pixels and of odd; none between is missing, since every second tap is the next t."""
         even, odd = ([t for parity, t in self.of_tap if parity == a] for a in (0, 1))
         return (min(even, default=0), max(even, default=-1) + 1), (min(odd, default=0), max(odd, default=-1) + 1)
 
