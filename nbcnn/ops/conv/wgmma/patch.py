@@ -151,7 +151,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         return []
     found: list[PatchTile] = []
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
-    for BM, BN, groups, blocks, turns in _SHAPES:
+    for BM, BN, groups, blocks, turns in _SHAPES + (_SHORT if g.spans else ()):
         TW = _side(g.Q, BM // SQUARE)
         TH = _side(g.P, BM // TW)
         tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, blocks, 0, turns=turns)
@@ -202,6 +202,8 @@ _SHAPES = (
 
 With 64 channels ping-pong loses: one warpgroup waits for the products of every step, and a step has half as many (docs/log/tensor-cores.md).
 """
+_SHORT = ((128, 64, 1, 1, 2), (128, 64, 1, 2, 2))
+"""Shapes for phases of unequal taps, whose tiles are over after a few steps: their epilogues take longer than their products."""
 _MOST_SLOTS = 6
 _MOST_KEPT = 12
 """Stages of filters, kept or not, for which there are barriers: with the eight others, two of 8 bytes each fill BARRIER_BYTES."""
