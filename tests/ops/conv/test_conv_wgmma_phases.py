@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from played_warps import Block, on_host
 
 from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.one_op import Bound
@@ -26,7 +27,6 @@ from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape
-from tests.ops.conv.played_warps import Block, on_host
 
 THREE = Spans(((1, 2), (0, 2)), ((1, 2), (0, 2)))
 ONE = Spans(((0, 1), (0, 0)), ((0, 1), (0, 0)))
