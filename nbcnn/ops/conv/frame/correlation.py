@@ -7,7 +7,8 @@ where a position outside the source, or one that `dilate` does not divide, count
     conv_fprop    source x, the filter itself
     conv_dgrad    source dy, filters flipped (turned by 180 degrees) with their channel axes exchanged, top = R − 1 − pad, dilate = the stride
                   or with stride 2 of an image of even extents: pixel (2i+r, 2j+s) of dx sees only the taps of one parity of rows and
-                  columns, at neighbours of dy's pixel (i, j). Four correlations, one per (r, s): for 3×3 taps 16 products a pixel, not 36.
+                  columns, at neighbours of dy's pixel (i, j). Four correlations, one per (r, s), of one window, in which the taps that a
+                  phase lacks are zeros: for 3×3 taps 16 products, not 36, and 9 where a kernel leaves out those of zeros (`Spans`).
     upconv_fprop  source x: output pixel (2i+r, 2j+s) of the doubled image sees 2×2 pixels of x. Four correlations, one per (r, s), with
                   filters V, top = 1 − r, left = 1 − s: 16 products instead of 36.
     upconv_dgrad  source dy, one 4×4 correlation of stride 2 with G: 16 products instead of 36.         (V and G: folded.py)
@@ -29,8 +30,45 @@ from nbcnn.plan.shapes import numel
 
 
 @dataclass(frozen=True)
+class Spans:
+    """The taps of four phases (r, s) that are not zeros: of one window, lines `rows[r]` and columns `columns[s]`, from the first to behind the last.
+
+    (0, 0) for none.
+    """
+
+    rows: tuple[tuple[int, int], tuple[int, int]]
+    columns: tuple[tuple[int, int], tuple[int, int]]
+
+    def of(self, phase: int) -> tuple[int, int, int, int]:
+        """First line, behind the last line, first column, behind the last column."""
+        return (*self.rows[phase >> 1], *self.columns[phase & 1])
+
+    def taps(self, phase: int) -> int:
+        first, end, left, right = self.of(phase)
+        return (end - first) * (right - left)
+
+    @property
+    def total(self) -> int:
+        """Taps of all phases."""
+        return sum(map(self.taps, range(4)))
+
+    @property
+    def busy(self) -> int:
+        """Phases that have a tap."""
+        return sum(self.taps(phase) > 0 for phase in range(4))
+
+    @property
+    def longest_first(self) -> tuple[int, ...]:
+        """The phases, those of the most taps first."""
+        return tuple(sorted(range(4), key=lambda phase: -self.taps(phase)))
+
+
+@dataclass(frozen=True)
 class Correlation:
-    """Extents of `phases` correlations of one source (N,H,W,C); each has K channels of P×Q pixels, with R×S taps."""
+    """Extents of `phases` correlations of one source (N,H,W,C); each has K channels of P×Q pixels, with R×S taps.
+
+    spans: the taps of each phase that are not zeros; None where all phases have all taps.
+    """
 
     N: int
     H: int
@@ -46,6 +84,7 @@ class Correlation:
     left: int
     phases: int = 1
     dilate: int = 1
+    spans: Spans | None = None
 
     @property
     def GM(self) -> int:
@@ -57,8 +96,13 @@ class Correlation:
         return self.R * self.S
 
     @property
+    def mean_taps(self) -> float:
+        """Taps of a phase that are not zeros, in the mean."""
+        return self.taps if self.spans is None else self.spans.total / self.phases
+
+    @property
     def GK(self) -> int:
-        """Products behind one result."""
+        """Products behind one result, those with zeros too."""
         return self.taps * self.C
 
     def k_tiles(self, channels: int) -> int:
@@ -85,6 +129,12 @@ class Parity:
     taps: int
     first: int
     of_tap: tuple[tuple[int, int], ...]
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """First t and the one behind the last, of even pixels and of odd; none between is missing, since every second tap is the next t."""
+        even, odd = ([t for parity, t in self.of_tap if parity == a] for a in (0, 1))
+        return (min(even, default=0), max(even, default=-1) + 1), (min(odd, default=0), max(odd, default=-1) + 1)
 
 
 def by_parity(taps: int, pad: int) -> Parity:
@@ -113,7 +163,9 @@ def correlation(call: Call) -> Correlation:
     pad = call.attrs["pad"]
     if in_phases(call):
         down, across = by_parity(R, pad), by_parity(S, pad)
-        return Correlation(N, H, W, C, H, W, K, down.taps, across.taps, 1, down.first, across.first, phases=4)
+        taps, spans = down.taps * across.taps, Spans(down.spans, across.spans)
+        unequal = spans if spans.total < 4 * taps else None
+        return Correlation(N, H, W, C, H, W, K, down.taps, across.taps, 1, down.first, across.first, phases=4, spans=unequal)
     if call.op.startswith("conv_dgrad"):
         return Correlation(N, H, W, C, P, Q, K, R, S, 1, R - 1 - pad, S - 1 - pad, dilate=call.attrs["stride"])
     if "pool" in call.op:

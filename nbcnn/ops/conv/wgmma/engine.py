@@ -142,7 +142,7 @@ def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: 
     channels, steps = whole(g.C, kind.channels), _row(g, kind) // kind.channels
     scalars = (g.N, channels, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, steps)
     args = (maps, b, biased, floor, x, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
-    kernel = correlate(tile, kind.name, _stored(g, e))
+    kernel = correlate(tile, kind.name, _stored(g, e), g.spans)
     return Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))
 
 
@@ -201,29 +201,47 @@ def traffic(call: Call, kind: Kind) -> list[Traffic]:
         first = [split_traffic(numel(call.in_shapes[0])), split_traffic(g.phases * g.K * _row(g, kind))]
     pixels, down = _patches(g, call.tile) if isinstance(call.tile, PatchTile) else _columns(g, call.tile)
     source = kind.planes * kind.element * g.N * g.C
-    filters = kind.element * _row(g, kind)
-    rows = clipped(g.K, call.tile.BN, kind.planes * g.phases)
-    read = source * pixels * ceil_div(g.K, call.tile.BN) + filters * rows * down + mask
-    distinct = source * g.H * g.W + filters * kind.planes * g.phases * g.K + mask
+    tap = kind.element * whole(g.C, kind.channels)
+    read = source * pixels * ceil_div(g.K, call.tile.BN) + tap * _filters(g, call.tile.BN, kind.planes) * down + mask
+    taps = g.phases * g.taps if g.spans is None else g.spans.total
+    distinct = source * g.H * g.W + tap * kind.planes * taps * g.K + mask
     return [*first, Traffic(read, outputs(call), distinct)]
+
+
+def _filters(g: Correlation, columns: int, planes: int) -> int:
+    """Taps of filters that the tiles of `columns` channels of one row of tiles read: those of all planes and phases, row by row."""
+    parts = planes * g.phases
+    if g.spans is None:
+        return clipped(g.K, columns, parts) * g.taps
+    # What the tiles of the last parts read is what they add to those of the others.
+    return sum((clipped(g.K, columns, part + 1) - clipped(g.K, columns, part)) * g.spans.taps(-1 - part & 3) for part in range(parts))
+
+
+def _shifts(g: Correlation) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+    """(shift, first tap, behind the last) of lines and of columns of every phase that has taps; phases are all pairs of them."""
+    if g.spans is None:
+        shifts = range(1 if g.phases == 1 else 2)
+        return [(shift, 0, g.R) for shift in shifts], [(shift, 0, g.S) for shift in shifts]
+    of = [[(shift, first, end) for shift, (first, end) in enumerate(axis) if first < end] for axis in (g.spans.rows, g.spans.columns)]
+    return of[0], of[1]
 
 
 def _columns(g: Correlation, tile: Tile) -> tuple[int, int]:
     """Pixels of an image that TMA's im2col brings to the tiles of one column of channels, in all phases, and rows of tiles."""
-    shifts = (0, 1) if g.phases == 4 else (0,)
-    down = sum(windows(g.P, g.R, g.H, g.stride, g.top - shift)[0] for shift in shifts)
-    across = sum(windows(g.Q, g.S, g.W, g.stride, g.left - shift)[0] for shift in shifts)
+    of_rows, of_columns = _shifts(g)
+    down = sum(windows(g.P, end - first, g.H, g.stride, g.top - shift - first)[0] for shift, first, end in of_rows)
+    across = sum(windows(g.Q, end - first, g.W, g.stride, g.left - shift - first)[0] for shift, first, end in of_columns)
     return down * across, tiles_of(g, tile)[0]
 
 
 def _patches(g: Correlation, tile: PatchTile) -> tuple[int, int]:
     """The same of patches: every pixel of a patch once, however many taps see it; one patch for each parity of lines and columns."""
     PH, PW = patch.patch_extent(tile, patch.window(g))
-    shifts = (0, 1) if g.phases == 4 else (0,)
-    parities = range(g.stride)
+    of_rows, of_columns = _shifts(g)
 
-    def along(count: int, extent: int, size: int, step: int, before: int) -> int:
-        firsts = (shift + (parity - before) // g.stride for shift in shifts for parity in parities)
+    def along(count: int, extent: int, size: int, step: int, before: int, shifts: Sequence[tuple[int, int, int]]) -> int:
+        firsts = (shift + (parity - before) // g.stride for shift, _, _ in shifts for parity in range(g.stride))
         return sum(windows(count // step, extent, size // g.stride, step, -first)[0] for first in firsts)
 
-    return along(g.P, PH, g.H, tile.TH, g.top) * along(g.Q, PW, g.W, tile.TW, g.left), patch.tiles_of(g, tile)[0]
+    pixels = along(g.P, PH, g.H, tile.TH, g.top, of_rows) * along(g.Q, PW, g.W, tile.TW, g.left, of_columns)
+    return pixels, patch.tiles_of(g, tile)[0]

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.ops.conv.frame.correlation import Spans
 from nbcnn.ops.conv.wgmma import epilogue as stores
 from nbcnn.ops.conv.wgmma.mainloop import consumer, producer
+from nbcnn.ops.conv.wgmma.phases import taps_of, tile_in_bands
 from nbcnn.ops.conv.wgmma.ring import aligned, init_ring
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, shared_bytes, stage_bytes
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init
@@ -19,15 +22,15 @@ from nbcnn.ops.ptx.vector import load1_if
 
 
 @cache
-def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
+def correlate(tile: Tile, kind_name: str, epilogue: str, spans: Spans | None = None) -> Any:
     """The kernel for one tile and precision. epilogue: "rows", "mask" (only where x > 0), "pool", "moments", "interleave" (four phases)
-    or "interleave mask"."""
+    or "interleave mask". spans: the taps of each phase, if not all have all."""
     kind = KINDS[kind_name]
     THREADS, WARPS, STAGES, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
     RING = max(tile.slots * stage_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
     HALVES, EIGHTS = BM // tile.groups // 64, BN // 8
     SUMS = HALVES * EIGHTS * 4
-    init, produce, consume = init_ring(STAGES, WARPS), producer(tile, kind_name), consumer(tile, kind_name)
+    init, produce, consume = init_ring(STAGES, WARPS), producer(tile, kind_name, spans), consumer(tile, kind_name)
     GROUP_BYTES = BM // tile.groups * ROW_BYTES
     put = stores.put_fragments(tile, kind_name)
     store = stores.store_rows(tile, kind_name, "mask" in epilogue, "interleave" in epilogue)
@@ -35,6 +38,9 @@ def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
     consumers = bar_sync(1, tile.groups * WARPGROUP)
     POOL, INTERLEAVE, MOMENTS = epilogue == "pool", "interleave" in epilogue, epilogue == "moments"
     moments = stores.row_moments(tile, kind_name)
+    UNEQUAL, IDLE = spans is not None, spans is not None and spans.busy < 4
+    place: Any = tile_in_bands(spans) if spans else None
+    taps = taps_of(spans, 0, 0)
 
     @jit(launch_bounds=(THREADS, tile.blocks))
     def correlate_kernel(maps, b, biased, floor, x, y, second, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps):
@@ -42,7 +48,8 @@ def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
         second: where the argmax of a pooling goes, or moments, each block's rows one chunk.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
-        grid    ⌈GM/BM⌉ · phases · ⌈K/BN⌉ blocks, those of one BM rows next to each other, so that they read the source together.
+        grid    ⌈GM/BM⌉ · phases · ⌈K/BN⌉ blocks, those of one BM rows next to each other, so that they read the source together; phases of unequal
+                taps by bands (`phases.py`). A phase without taps loads nothing.
         block   `groups` warpgroups that multiply, one warp of which a single thread has tiles fetched.
         owns    block BM × BN, warpgroup BM/groups × BN, thread 2 columns of 8, every 8th row.
         shared  `shared_bytes(tile)`: the ring, where results are put at the end, and its barriers.
@@ -64,6 +71,10 @@ def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
         if INTERLEAVE:
             phase = tile_n // tiles_of_phase
             tile_n -= phase * tiles_of_phase
+            if UNEQUAL:
+                tile_m, tile_n, phase = place(cuda.blockIdx.x, quotient(cuda.gridDim.x, across), across, tiles_of_phase)
+                top_tap, end_tap, left_tap, right_tap = taps(phase)
+                steps = quotient(steps, R * S) * ((end_tap - top_tap) * (right_tap - left_tap))
             r, s = phase >> 1, phase & 1
         m0, n0 = tile_m * BM, tile_n * BN
         if t == 0:
@@ -84,7 +95,8 @@ def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
                         acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
                         acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
             group = warp >> 2
-            consume(acc, ring, full, empty, group * GROUP_BYTES, lane, steps, 0, 0)
+            if not IDLE or steps > 0:
+                consume(acc, ring, full, empty, group * GROUP_BYTES, lane, steps, 0, 0)
             # Results overwrite the ring: every warpgroup must have read it.
             consumers()
             put(acc, floor, ring, group, warp, lane)

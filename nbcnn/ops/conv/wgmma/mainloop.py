@@ -10,7 +10,9 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import jit, types
+from nbcnn.ops.conv.frame.correlation import Spans
 from nbcnn.ops.conv.wgmma import ring
+from nbcnn.ops.conv.wgmma.phases import taps_of
 from nbcnn.ops.conv.wgmma.ring import claim_stage, next_stage
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, stage_bytes
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -24,15 +26,16 @@ _PRODUCTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 
 
 @cache
-def producer(tile: Tile, kind_name: str) -> Any:
+def producer(tile: Tile, kind_name: str, spans: Spans | None = None) -> Any:
     """Device function for one thread: fetch all steps of a tile into the ring, each as soon as its stage is empty.
 
     (maps, ring, full, empty, m0, row, extents…): m0 is the tile's first pixel, `row` its first row of packed filters; right and down
-    shift every tap (the phase of an upsampled image); N and rows are a plane's extents.
+    shift every tap (the phase of an upsampled image); N and rows are a plane's extents. spans: the taps of each phase, if not all have all.
     """
     kind = KINDS[kind_name]
     STAGE, PLANES, A_BYTES, B_BYTES, CHANNELS = stage_bytes(tile, kind), kind.planes, tile.BM * ROW_BYTES, tile.BN * ROW_BYTES, kind.channels
     claim, advance = claim_stage(STAGE), next_stage(tile.slots)
+    UNEQUAL, taps = spans is not None, taps_of(spans, 0, 0)
 
     @jit(device=True)
     def run(maps, ring, full, empty, m0, row, right, down, N, rows, C, P, Q, R, S, stride, top, left):
@@ -45,9 +48,13 @@ def producer(tile: Tile, kind_name: str) -> Any:
         w = (m0 - line * Q) * stride - left
         h = (line - image * P) * stride - top
         stage, parity, column = 0, 1, 0
-        r = 0
+        r, first, wide = 0, 0, S
+        if UNEQUAL:
+            r, R, first, S = taps(2 * down + right)
         while r < R:
-            s = 0
+            s = first
+            if UNEQUAL:
+                column = (r * wide + s) * C
             while s < S:
                 c = 0
                 while c < C:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 
-from nbcnn.ops.conv.frame.correlation import Correlation, whole
+from nbcnn.ops.conv.frame.correlation import Correlation, Spans, whole
 from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.moments import Columns
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind, compulsory_bytes, end_bytes, product_bytes, product_cycles
@@ -103,11 +103,15 @@ class KeepingTile(PatchTile):
 
 @dataclass(frozen=True)
 class Window:
-    """What a kernel freezes of a correlation: taps of one patch (R×S), and the stride, whose square is the number of patches."""
+    """What a kernel freezes of a correlation: taps of one patch (R×S), and the stride, whose square is the number of patches.
+
+    spans: the taps of each phase, if not all have all.
+    """
 
     R: int
     S: int
     stride: int
+    spans: Spans | None = None
 
     @property
     def taps(self) -> int:
@@ -115,7 +119,7 @@ class Window:
 
 
 def window(g: Correlation) -> Window:
-    return Window(g.R // g.stride, g.S // g.stride, g.stride)
+    return Window(g.R // g.stride, g.S // g.stride, g.stride, g.spans)
 
 
 def patch_extent(tile: PatchTile, w: Window) -> tuple[int, int]:
@@ -158,14 +162,14 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
     """The patch tiles that serve a correlation, with moments or without.
 
     None where its images are no squares of 8×8, or its stride does not divide filter and image. A single tap sees every pixel once, so there the
-    filters must stay: only two patches are in flight.
+    filters must stay: only two patches are in flight. Of phases with one tap or none most tiles have nothing to wait for.
     """
     divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
     if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides:
         return []
     found: list[PatchTile] = []
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
-    for BM, BN, groups, blocks, turns, swapped in _SHAPES:
+    for BM, BN, groups, blocks, turns, swapped in _SHAPES + (_SHORT if g.spans else ()):
         if swapped and turns > 1 and kind.result > 2:
             continue  # two tiles' results of four bytes leave room for few pixels: 30 % slower than the same tiles side by side
         if swapped:
@@ -182,7 +186,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         slots = free // (BN * ROW_BYTES)
         down, across = tiles_of(g, tile)
         tile = replace(tile, resident=min(down * across, blocks * multiprocessors))
-        if g.taps > 1 and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
+        if (g.taps > 1 or g.spans) and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
             found.append(replace(tile, slots=min(slots, _MOST_SLOTS)))
         if across == 1 and (turns == 1 or swapped) and steps <= min(slots, _MOST_KEPT):
             found.append(KeepingTile(**{**asdict(tile), "slots": steps}, kept=steps))
@@ -198,12 +202,13 @@ def work(g: Correlation, kind: Kind, tile: PatchTile, epilogue: str) -> Work:
     """What a launch of the kernel asks for; a step is a tap of 128 bytes of channels, of which a patch serves several."""
     down, across = tiles_of(g, tile)
     w = window(g)
-    landed = patch_load(tile, w) / w.taps + (0 if tile.keeps else tile.BN * ROW_BYTES)
+    taps = g.spans.total / g.spans.busy if g.spans else w.taps
+    landed = patch_load(tile, w) / taps + (0 if tile.keeps else tile.BN * ROW_BYTES)
     return Work(
         tiles=down * across,
         together=tile.blocks,
-        steps=g.taps * whole(g.C, kind.channels) // kind.channels,
-        ahead=min(tile.slots, 2 * w.taps),
+        steps=g.mean_taps * (whole(g.C, kind.channels) // kind.channels),
+        ahead=min(tile.slots, 2 * taps),
         tensor=product_cycles(kind, tile.BM, tile.BN),
         shared=landed + _product_bytes(kind, tile),
         fetched=landed,
@@ -235,6 +240,8 @@ With 64 channels ping-pong loses unless products are swapped: one warpgroup wait
 """
 _SHORTEST_STRIP, _LONGEST_STRIP = 16, 32
 """Lines of a strip of eight pixels: 8 would give a product no more columns than it has without swapping, 32 give 256, the most."""
+_SHORT = ((128, 64, 1, 1, 2, False), (128, 64, 1, 2, 2, False), (128, 64, 1, 2, 2, True))
+"""Shapes for phases of unequal taps, whose tiles are over after a few steps: their epilogues take longer than their products."""
 _MOST_SLOTS = 6
 _MOST_KEPT = 12
 """Stages of filters, kept or not, for which there are barriers: with the eight others, two of 8 bytes each fill BARRIER_BYTES."""

@@ -19,6 +19,7 @@ from nbcnn.ops.conv.wgmma.patch_epilogue import (
     square_place,
     store_pooled,
 )
+from nbcnn.ops.conv.wgmma.phases import phase_in_rounds, stages_of, taps_of
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, skip_stages
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
@@ -111,7 +112,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
     MINE = HALVES * COLUMNS * BLOCK_BYTES
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
     POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "mask", epilogue == "moments"
-    OUTPUTS, KEEPS = 4 if INTERLEAVE else 2, tile.keeps
+    OUTPUTS, KEEPS, IDLE = 4 if INTERLEAVE else 2, tile.keeps, w.spans is not None and w.spans.busy < 4
+    # Where a tile may be over at once, all warps of the other warpgroup must have seen the last turn before the next one comes.
+    PASSING = 4 if w.spans else 1
+    phase_of, taps_of_phase, stages_of_tile = phase_in_rounds(w.spans), taps_of(w.spans, R, S), stages_of(w.spans, R, S)
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = (put_transposed if SWAPPED else put_fragments)(tile, kind_name, MASK), store_pooled(tile, kind_name)
     square_at = square_place(tile)
@@ -143,7 +147,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         second: where the argmax of a pooling goes, or moments, each warpgroup's squares one chunk.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
-        grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels).
+        grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels), or of phases of
+                unequal taps (pixels, channels, phase) in rounds (`phases.py`). A phase without taps loads nothing.
         block   `groups` warpgroups that multiply (with turns two), one warp of which a single thread has patches and filters fetched, tiles ahead.
         owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row; of swapped products 2
                 filters and 2 pixels of 8 each.
@@ -178,7 +183,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
             init_patches(patch_full, patch_empty)
             for group in range(WARPGROUPS):
                 mbarrier_init(mask_full + 8 * group, 1)
-                mbarrier_init(turn + 8 * group, 1)
+                mbarrier_init(turn + 8 * group, PASSING)
             fence_mbarrier_init()
         cuda.syncthreads()
         tile_at = cuda.blockIdx.x
@@ -193,22 +198,24 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                     image, h0, w0 = place(tile_m, P, Q)
                     phase, r0, s0 = 0, 0, 0
                     if INTERLEAVE:
-                        phase = tile_n // tiles_of_phase
-                        tile_n -= phase * tiles_of_phase
+                        phase, tile_n = phase_of(tile_at, tile_n, tiles_of_phase)
                         r0, s0 = phase >> 1, phase & 1
                     row = phase * K + tile_n * BN
+                    first_r, end_r, first_s, end_s = taps_of_phase(phase)
                     for source in range(SOURCES):
                         U, V = source // STRIDE, source % STRIDE
                         # Line 2·(i + a) + U − top of the source is line i + a + (U − top) // 2 of the patch's parity.
                         h = h0 + r0 + ((U - top) >> STRIDE - 1)
                         w_ = w0 + s0 + ((V - left) >> STRIDE - 1)
                         c = 0
+                        if IDLE and (first_r == end_r or first_s == end_s):
+                            c = C
                         while c < C:
                             barrier = claim_patch(patch_full, patch_empty, patch, patch_parity)
                             load_tile_4d(patches + patch * PATCH, source_map + u8(source * ROW_BYTES), c, w_, h, image, barrier)
                             patch, patch_parity = next_patch(patch, patch_parity)
-                            for r in range(R):
-                                for s in range(S):
+                            for r in range(first_r, end_r):
+                                for s in range(first_s, end_s):
                                     tap = (r * STRIDE + U) * ALL_S + s * STRIDE + V
                                     if not KEEPS or tile_at == cuda.blockIdx.x:
                                         barrier = claim_filters(full, empty, stage, parity)
@@ -231,8 +238,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 # The first tile is the other's.
                 tile_at += cuda.gridDim.x
                 turn_parity = 0
-                patch, patch_parity = skip_patches(patch, patch_parity, steps)
-                stage, parity = skip_filters(stage, parity, steps * (R * S))
+                others, their_filters = stages_of_tile(cuda.blockIdx.x, across, steps)
+                patch, patch_parity = skip_patches(patch, patch_parity, others)
+                stage, parity = skip_filters(stage, parity, their_filters)
                 if KEEPS:
                     parity = 0
             if in_group == 0 and not POOL:
@@ -244,8 +252,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 image, h0, w0 = place(tile_m, P, Q)
                 phase = 0
                 if INTERLEAVE:
-                    phase = tile_n // tiles_of_phase
-                    tile_n -= phase * tiles_of_phase
+                    phase, tile_n = phase_of(tile_at, tile_n, tiles_of_phase)
+                first_r, end_r, first_s, end_s = taps_of_phase(phase)
+                taps = (end_r - first_r) * (end_s - first_s)
                 n0 = tile_n * BN
                 for j in range(0 if SWAPPED else EIGHTS):
                     n = n0 + (lane & 3) * 2 + 8 * j
@@ -272,14 +281,16 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                     mbarrier_wait(turn + group * 8, turn_parity)
                     turn_parity ^= 1
                 previous, step = -1, 0
+                if IDLE and taps == 0:
+                    step = steps
                 while step < steps:
                     mbarrier_wait(patch_full + patch * 8, patch_parity)
                     start = patches + patch * PATCH
                     tap = 0
-                    line = 0
-                    while tap < R * S:
-                        s = 0
-                        while s < S * ROW_BYTES:
+                    line = first_r * (PW * ROW_BYTES)
+                    while tap < taps:
+                        s = first_s * ROW_BYTES
+                        while s < end_s * ROW_BYTES:
                             mbarrier_wait(full + stage * 8, parity)
                             at = start + (line + s)
                             multiply(acc, at + rows0, at + rows1, ring + stage * FILTERS)
@@ -300,10 +311,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                         line += PW * ROW_BYTES
                     patch, patch_parity = next_patch(patch, patch_parity)
                     step += 1
-                if TURNS > 1 and in_group == 0:
+                if TURNS > 1 and in_group & WARPGROUP // PASSING - 1 == 0:
                     mbarrier_arrive(turn + (group ^ 1) * 8)
                 all_done(acc)
-                if lane == 0:
+                if lane == 0 and (not IDLE or taps > 0):
                     if not KEEPS:
                         mbarrier_arrive(empty + previous * 8)
                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
@@ -340,8 +351,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                         moments_of_second(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
                 tile_at += TURNS * cuda.gridDim.x
                 if TURNS > 1:
-                    patch, patch_parity = skip_patches(patch, patch_parity, steps)
-                    stage, parity = skip_filters(stage, parity, steps * (R * S))
+                    others, their_filters = stages_of_tile(tile_at - cuda.gridDim.x, across, steps)
+                    patch, patch_parity = skip_patches(patch, patch_parity, others)
+                    stage, parity = skip_filters(stage, parity, their_filters)
                     if KEEPS:
                         parity = 0
             if in_group == 0 and not POOL:

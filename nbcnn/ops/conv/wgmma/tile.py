@@ -139,7 +139,7 @@ def product_bytes(kind: Kind, rows: int, columns: int) -> float:
 def compulsory_bytes(g: Correlation, kind: Kind, epilogue: str) -> float:
     """Bytes that any launch of the correlation moves: its source, filters and results once, and what the epilogue reads."""
     results = g.phases * g.GM * g.K * kind.result
-    source = kind.planes * kind.element * (g.N * g.H * g.W * g.C + g.phases * g.K * g.GK)
+    source = kind.planes * kind.element * (g.N * g.H * g.W * g.C + g.phases * g.K * g.mean_taps * g.C)
     return source + results * {"mask": 2.0, "pool": 0.25}.get(epilogue, 1.0)
 
 
@@ -155,7 +155,7 @@ def work(g: Correlation, kind: Kind, tile: Tile, epilogue: str) -> Work:
     return Work(
         tiles=down * across,
         together=tile.blocks,
-        steps=g.taps * whole(g.C, kind.channels) // kind.channels,
+        steps=g.mean_taps * (whole(g.C, kind.channels) // kind.channels),
         ahead=tile.slots,
         tensor=product_cycles(kind, tile.BM, tile.BN),
         shared=landed + product_bytes(kind, tile.BM, tile.BN),
