@@ -113,8 +113,6 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
     POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "mask", epilogue == "moments"
     OUTPUTS, KEEPS, IDLE = 4 if INTERLEAVE else 2, tile.keeps, w.spans is not None and w.spans.busy < 4
-    # Where a tile may be over at once, all warps of the other warpgroup must have seen the last turn before the next one comes.
-    PASSING = 4 if w.spans else 1
     phase_of, taps_of_phase, stages_of_tile = phase_in_rounds(w.spans), taps_of(w.spans, R, S), stages_of(w.spans, R, S)
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = (put_transposed if SWAPPED else put_fragments)(tile, kind_name, MASK), store_pooled(tile, kind_name)
@@ -183,7 +181,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
             init_patches(patch_full, patch_empty)
             for group in range(WARPGROUPS):
                 mbarrier_init(mask_full + 8 * group, 1)
-                mbarrier_init(turn + 8 * group, PASSING)
+                # Every warp passes the turn: so none has missed the last one when the next comes, however short tiles are.
+                mbarrier_init(turn + 8 * group, 4)
             fence_mbarrier_init()
         cuda.syncthreads()
         tile_at = cuda.blockIdx.x
@@ -311,7 +310,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                         line += PW * ROW_BYTES
                     patch, patch_parity = next_patch(patch, patch_parity)
                     step += 1
-                if TURNS > 1 and in_group & WARPGROUP // PASSING - 1 == 0:
+                if TURNS > 1 and lane == 0:
                     mbarrier_arrive(turn + (group ^ 1) * 8)
                 all_done(acc)
                 if lane == 0 and (not IDLE or taps > 0):
