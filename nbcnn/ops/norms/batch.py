@@ -302,8 +302,10 @@ GRADIENTS["batchnorm_add_relu_grads"] = Gradient(
     "batchnorm_add_relu_fprop", lambda ins, outs, v: (v, ins[0], outs[0], ins[1], *outs[1:3]), of=(0, 5), beside=(1, 1)
 )
 
-SHAPES = ((2, 3, 3, 5), (2, 8, 3, 3), (1, 4, 5, 7), (5, 17, 1, 2), (3, 16, 4, 3))
-"""(N,C,H,W): channels one by one, in fours and in eights; one image; more channels than threads of a block; more pixels than rows."""
+SHAPES = ((2, 3, 3, 5), (2, 8, 3, 3), (1, 4, 5, 7), (5, 17, 1, 2), (3, 16, 4, 3), (2, 128, 2, 3))
+"""(N,C,H,W): channels one by one, in fours and in eights; one image; more channels than threads of a block; more pixels than rows; few pixels of
+many channels, which clusters of blocks take (batch_cluster.py), here with blocks that have none.
+"""
 
 
 def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
@@ -343,5 +345,8 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
 
 
 def real_cases() -> Iterator[Case]:
-    """More chunks than one, and channels that are no multiple of a tile: too many threads for the simulator."""
+    """More chunks than one, and channels that are no multiple of a tile: too many threads for the simulator. Then what clusters of blocks take: a
+    ragged number of pixels, and tiles of 16, 32 and more channels.
+    """
     yield from cases(((16, 64, 28, 28), (9, 12, 33, 31), (4, 2056, 3, 3)))
+    yield from cases(((7, 272, 5, 5), (96, 256, 4, 4), (64, 1024, 2, 2), (128, 512, 4, 4)))
