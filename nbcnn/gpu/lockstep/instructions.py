@@ -327,6 +327,7 @@ _TABLE: dict[str, Any] = {
     "cp_async_commit_group": _nothing,
     "cluster_rank": _cluster_rank,
     "cluster_arrive": _nothing,
+    "cluster_arrive_relaxed": _nothing,
     "cluster_wait": names.barrier,
     "ld_of_block": _load_of_block,
     "byte_address_shared": Pointer,

@@ -25,7 +25,7 @@ from nbcnn.ops.kernel.share import floats_io
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.norms.batch_backward import gradient_of
 from nbcnn.ops.ptx import cvt, vector
-from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_rank, cluster_wait, load_of_block
+from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
 from nbcnn.ops.ptx.shuffle import WARP
 
 ALL_LANES = 0xFFFFFFFF
@@ -312,7 +312,7 @@ def fprop_kernel(kind: str, tile: Tile, activation: str, plus: bool) -> Any:
             scale = 1.0 / math.sqrt(variance + eps)
             memory[NUMBERS + tid], memory[NUMBERS + CHANNELS + tid], memory[NUMBERS + 2 * CHANNELS + tid] = middle, factor * scale, offset
         cuda.syncthreads()
-        cluster_arrive()
+        cluster_arrive_relaxed()
         numbers = NUMBERS + c - channel
         load_floats(memory, numbers, means)
         load_floats(memory, numbers + CHANNELS, factors)
@@ -402,7 +402,7 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
         floats(x_words, at, values)
         for q in range(WIDTH):
             away = values[q] - means[q]
-            g = gradient(grads[q], away * factors[q] + biases[q])
+            g = gradient(grads[q], away * factors[q] + biases[q]) if of_x else grads[q]
             values[q] = factors[q] * ((g - offsets[q]) - away * slopes[q])
         rounded(values, x_words, at)
 
@@ -412,7 +412,7 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
 
         grid CLUSTER·C/CHANNELS, block 256 or 512; owns: a cluster CHANNELS channels, a block ⌈M/CLUSTER⌉ pixels, a thread 16 bytes of every ROWS-th.
         shared: the block's x and dy (of a ReLU dz) as they are stored, and 32 to 152 bytes a channel; moves 12·x bytes, 20·x where it reads y and
-        writes dz, 24·x with `more`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
+        writes dz, 24·x with `more`. dz is written at last, so that no block waits for its stores at the cluster's barrier. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """
         memory = cuda.shared.array(0, f4)
         kept = cuda.shared.array(0, STORED)
@@ -440,8 +440,8 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
         last = min(first + pixels, M)
         scale, factor = rstd[own], weight[own]
         load_channels(mean, c, means)
-        load_channels(bias, c, biases)
         if of_x:
+            load_channels(bias, c, biases)
             load_channels(weight, c, factors)
             load_channels(rstd, c, slopes)
             for q in range(WIDTH):
@@ -462,8 +462,6 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
                 put(kept, at + held + j * STRIDE, x_words, 4 * j)
                 take(words, x_words, y_words, more_words, 4 * j, grads, values, others, means, factors, biases, sums)
                 put(kept, at + j * STRIDE, words, 4 * j)
-                if of_y:
-                    write(dz, (m + j * ROWS) * C + c, words, 4 * j)
             m += FLIGHT * ROWS
             at += FLIGHT * STRIDE
         while m < last:
@@ -477,8 +475,6 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
             put(kept, at + held, x_words, 0)
             take(words, x_words, y_words, more_words, 0, grads, values, others, means, factors, biases, sums)
             put(kept, at, words, 0)
-            if of_y:
-                write(dz, i, words, 0)
             m += ROWS
             at += STRIDE
         gather(memory, sums)
@@ -496,7 +492,7 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
             memory[NUMBERS + tid], memory[NUMBERS + CHANNELS + tid] = factor * scale, plain / M
             memory[NUMBERS + 2 * CHANNELS + tid] = scale * centred / M
         cuda.syncthreads()
-        cluster_arrive()
+        cluster_arrive_relaxed()
         numbers = NUMBERS + c - channel
         load_floats(memory, numbers, factors)
         load_floats(memory, numbers + CHANNELS, offsets)
@@ -509,6 +505,8 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
             for j in range(AGAIN):
                 make(again, x_again, 4 * j, grads, values, means, factors, biases, slopes, offsets)
                 write(dx, (m + j * ROWS) * C + c, x_again, 4 * j)
+                if of_y:
+                    write(dz, (m + j * ROWS) * C + c, again, 4 * j)
             m += AGAIN * ROWS
             at += AGAIN * STRIDE
         while m < last:
@@ -516,6 +514,8 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
             get(kept, at + held, x_again, 0)
             make(again, x_again, 0, grads, values, means, factors, biases, slopes, offsets)
             write(dx, m * C + c, x_again, 0)
+            if of_y:
+                write(dz, m * C + c, again, 0)
             m += ROWS
             at += STRIDE
         if rank == 0 and tid < CHANNELS:

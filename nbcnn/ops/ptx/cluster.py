@@ -13,6 +13,8 @@ cluster_rank = instruction("cluster_rank", "mov.u32 $0, %cluster_ctarank;", type
 """() -> the block's number within its cluster."""
 cluster_arrive = instruction("cluster_arrive", "barrier.cluster.arrive.release.aligned;", None, ())
 """(): the thread has come to the cluster's barrier; what it wrote before is seen by whoever waits there. By whole warps, so behind `syncthreads`."""
+cluster_arrive_relaxed = instruction("cluster_arrive_relaxed", "barrier.cluster.arrive.relaxed.aligned;", None, ())
+"""(): `cluster_arrive` that puts no writes in order, and so need not wait for any: behind the last read of another block's memory."""
 cluster_wait = instruction("cluster_wait", "barrier.cluster.wait.acquire.aligned;", None, ())
 """(): wait until all threads of the cluster have come to its barrier. By whole warps."""
 _load = instruction(
