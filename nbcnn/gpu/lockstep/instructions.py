@@ -181,7 +181,7 @@ def _load_of_block(address: Pointer, rank: Any) -> Any:
     if (wanted[lanes] >= cluster).any() or (wanted[lanes] < 0).any():
         raise NotSimulated(f"a block of a cluster of {cluster} that there is not")
     here = np.where(now.mask, at, 0) if now.mask is not None else lane_array(at)
-    if len(lanes) and not (0 <= here[lanes].min() and here[lanes].max() < array.size):
+    if len(lanes) and not (here[lanes].min() >= 0 and here[lanes].max() < array.size):
         array[at]  # which refuses
     if now.mask is not None:
         wanted = np.where(now.mask, wanted, 0)

@@ -12,7 +12,6 @@ Needs compute capability 9.0 and no other: later GPUs have other amounts of shar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,10 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
-from nbcnn.ops.norms import batch_cluster_kernels as kernels
 from nbcnn.ops.norms.batch import FUSED, form_of
-from nbcnn.ops.norms.batch_cluster_kernels import Tile, layout_of
+from nbcnn.ops.norms.batch_cluster_backward import grads_kernel
+from nbcnn.ops.norms.batch_cluster_forward import fprop_kernel
+from nbcnn.ops.norms.cluster_share import Layout, Tile, layout_of
 
 MULTIPROCESSORS = 132
 """Of an H100 and an H200."""
@@ -93,10 +93,11 @@ def supports(call: Call) -> str | None:
     return None if tile_of(call) else f"the shared memory of clusters holds no batch of {'×'.join(map(str, _asked(call)[0]))} in {call.layout}"
 
 
-def _shared(call: Call) -> tuple[Tile, str, int, kernels.Layout, tuple[np.int32, ...]]:
+def _shared(call: Call) -> tuple[Tile, str, int, Layout, tuple[np.int32, ...]]:
     """The tile of a call, how images are stored, its grid, its shared memory, and (M, C, pixels of a block, elements that are held of a tensor)."""
     (n, channels, h, w), kind, tensors, _ = _asked(call)
-    tile, width = call.tile or tile_of(call), 8 if kind == "bfloat16" else 4
+    tile: Tile = call.tile or candidates(call, MULTIPROCESSORS)[0]
+    width = 8 if kind == "bfloat16" else 4
     pixels = ceil_div(n * h * w, tile.cluster)
     layout = layout_of(tile, width, pixels, tensors)
     numbers = (n * h * w, channels, pixels, layout.held)
@@ -110,7 +111,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     x, weight, bias = call.ins[:3]
     eps, momentum = (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
     args = (x, call.ins[5] if plus else x, weight, bias, *call.outs, *numbers, eps, momentum)
-    return [Launch(kernels.fprop_kernel(kind, tile, activation, plus), grid, tile.threads, args, layout.nbytes)]
+    return [Launch(fprop_kernel(kind, tile, activation, plus), grid, tile.threads, args, layout.nbytes)]
 
 
 def bind_grads(call: Call) -> list[Launch]:
@@ -128,7 +129,7 @@ def bind_grads(call: Call) -> list[Launch]:
         y, (dx, dweight, dbias) = dy, call.outs
         dz = dx
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, *numbers)
-    return [Launch(kernels.grads_kernel(kind, tile, activation, plus, two), grid, tile.threads, args, layout.nbytes)]
+    return [Launch(grads_kernel(kind, tile, activation, plus, two), grid, tile.threads, args, layout.nbytes)]
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:

@@ -17,9 +17,7 @@ cluster_arrive_relaxed = instruction("cluster_arrive_relaxed", "barrier.cluster.
 """(): `cluster_arrive` that puts no writes in order, and so need not wait for any: behind the last read of another block's memory."""
 cluster_wait = instruction("cluster_wait", "barrier.cluster.wait.acquire.aligned;", None, ())
 """(): wait until all threads of the cluster have come to its barrier. By whole warps."""
-_load = instruction(
-    "ld_of_block", "{ .reg .u32 there; mapa.shared::cluster.u32 there, $1, $2; ld.shared::cluster.f32 $0, [there]; }", f4, (u4, u4)
-)
+_load = instruction("ld_of_block", "{ .reg .u32 there; mapa.shared::cluster.u32 there, $1, $2; ld.shared::cluster.f32 $0, [there]; }", f4, (u4, u4))
 
 
 @jit(device=True)
