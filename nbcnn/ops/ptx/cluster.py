@@ -23,4 +23,4 @@ _load = instruction("ld_of_block", "{ .reg .u32 there; mapa.shared::cluster.u32 
 @jit(device=True)
 def load_of_block(array, offset, rank):
     """array[offset] of the shared float32 array of block `rank` of the cluster."""
-    return _load(byte_address_shared(array) + u4(offset * 4), rank)
+    return _load(byte_address_shared(array) + offset * 4, rank)
