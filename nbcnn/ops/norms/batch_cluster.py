@@ -34,7 +34,7 @@ CLUSTERS = (8, 4)
 """Blocks of a cluster: 8 is what every GPU with clusters takes."""
 COLUMNS = (16, 8, 4, 2)
 """Vectors of 16 bytes that a block has of a pixel: rows of 32 bytes at least, which is what memory moves at once."""
-FEWEST, ENOUGH = 64, 128
+FEWEST, FILLING = 64, 128
 """Blocks of a launch at least, and with which about every multiprocessor has one."""
 WAVES = 2
 """How many times in turn the blocks may fill the GPU: more than that is a stream, which three launches with more loads in flight do as well."""
@@ -64,7 +64,7 @@ def candidates_of(shape: Shape, kind: str, tensors: int, layout: str) -> list[Ti
                 if nbytes <= BLOCK_SHARED and alone == (threads == 512) and grid <= WAVES * MULTIPROCESSORS * together:
                     made.append(tile)
                     break
-    return sorted(made, key=lambda tile: (tile.cluster != CLUSTERS[0], _blocks(tile, channels, width) < ENOUGH, -tile.columns))
+    return sorted(made, key=lambda tile: (tile.cluster != CLUSTERS[0], _blocks(tile, channels, width) < FILLING, -tile.columns))
 
 
 def _blocks(tile: Tile, channels: int, width: int) -> int:

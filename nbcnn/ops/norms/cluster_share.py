@@ -1,4 +1,4 @@
-"""What a block of a cluster holds of a batch, and how blocks add their sums: for the kernels of batch_cluster_forward.py and _backward.py.
+"""This module says what a block of a cluster holds of a batch, and how its sums are added: for batch_cluster_forward.py and _backward.py.
 
 Block `rank` of a cluster has pixels rank·⌈M/CLUSTER⌉ … of CHANNELS neighbouring channels. A thread has 16 bytes of every ROWS-th of them, which it
 alone reads again, from where the threads of a warp lie side by side. In shared memory, in this order:
