@@ -27,7 +27,7 @@ from nbcnn.ops.norms.batch_cluster_forward import fprop_kernel
 from nbcnn.ops.norms.cluster_share import Layout, Tile, layout_of
 
 MULTIPROCESSORS = 132
-"""Of an H100 and an H200."""
+"""What an H100 and an H200 have: the tiles follow from the shape alone, on every GPU."""
 SHARED, BLOCK_SHARED, RESERVED = 228 << 10, 227 << 10, 1 << 10
 """Bytes of shared memory of a multiprocessor, of a block at most, and that the driver keeps of every block."""
 CLUSTERS = (8, 4)
