@@ -12,7 +12,8 @@ from nbcnn.ops.norms.cluster_share import Tile, block_sums, floats_of, shared_fl
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
 
 LEAN = ("", "relu", "relu6")
-"""Activations of a few instructions; beside the others a thread has fewer loads in flight, so that all stay in registers."""
+"""Activations of a few instructions; beside the others a thread has fewer loads in flight, so that all stay in registers. Their gradient is dy or 0,
+which loses nothing when it is stored: it is held instead of dy, and not made a second time."""
 
 
 @cache
@@ -26,6 +27,8 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
     NUMBERS, BEGIN = 2 * CHANNELS, floats_of(tile, WIDTH) * WIDTH // 4
     (gather, total), load_floats, (load_channels, _) = block_sums(tile, WIDTH), shared_floats(WIDTH), floats_io(WIDTH)
     of_x, of_y, gradient = bool(activation), masked, gradient_of(activation)
+    holds_g = masked or activation in LEAN[1:]
+    of_x_again = of_x and not holds_g
     FLIGHT, AGAIN = 2 if masked or activation not in LEAN else 4, 2
     WORDS, WORDS_AGAIN = 4 * FLIGHT, 4 * AGAIN
 
@@ -45,10 +48,10 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
                 g = gradient(g, away * factors[q] + biases[q])
             if of_y:
                 g = 0.0 if others[q] <= 0.0 else g
-                grads[q] = g
+            grads[q] = g
             sums[q] += g
             sums[WIDTH + q] += g * away
-        if of_y:
+        if holds_g:
             rounded(grads, words, at)
 
     @jit(device=True)
@@ -57,7 +60,7 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
         floats(x_words, at, values)
         for q in range(WIDTH):
             away = values[q] - means[q]
-            g = gradient(grads[q], away * factors[q] + biases[q]) if of_x else grads[q]
+            g = gradient(grads[q], away * factors[q] + biases[q]) if of_x_again else grads[q]
             values[q] = factors[q] * ((g - offsets[q]) - away * slopes[q])
         rounded(values, x_words, at)
 
@@ -68,7 +71,7 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
         g: dy (plus more) behind the activation. dz is written at last, so that no block waits for its stores at the cluster's barrier.
 
         grid CLUSTER·C/CHANNELS, block 256 or 512; owns: a cluster CHANNELS channels, a block ⌈M/CLUSTER⌉ pixels, a thread 16 bytes of every ROWS-th.
-        shared: the block's x and dy (of a ReLU dz) as they are stored, and 88 to 152 bytes a channel.
+        shared: the block's x and dy (g behind a ReLU) as they are stored, and 88 to 152 bytes a channel.
         moves 12·x bytes, 20·x where it reads y and writes dz, 24·x with `more`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """
         memory = cuda.shared.array(0, f4)
