@@ -57,7 +57,7 @@ from nbcnn.ops.images import (
 )
 from nbcnn.ops.kernel.row import Ops, Row
 from nbcnn.ops.losses import pairs, rmsle, softmax_xent, sum_losses, weighted_xent
-from nbcnn.ops.norms import b0, b0_ranks, batch, dropout, fold, group, layer, s0
+from nbcnn.ops.norms import b0, b0_ranks, batch, batch_cluster, dropout, fold, group, layer, s0
 from nbcnn.ops.norms import reference as evonorm
 from nbcnn.ops.products import gemm, gemm_wgmma
 from nbcnn.ops.series import gather_windows, last, pwconv1d, pwconv1d_direct, pwconv1d_gated, s4kernel
@@ -155,7 +155,7 @@ def _tensorcore(precision: str) -> Row:
     engines = (("mma", first), ("wgmma", hopper), ("mma", general))
     two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in (*thin_parts, *engines) if "conv_fprop" in ops]
     groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
-    behind = (("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", common))
+    behind = (("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", batch_cluster.OPS), ("common", common))
     parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 

@@ -14,19 +14,20 @@ from nbcnn.gpu.compiler import array_type, cubin, ptx, scalar_type
 from nbcnn.gpu.language import resolved
 from nbcnn.ops.kernel.call import Launch
 
-_REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
+_REGCOUNT, _FRAME_SIZE, _CLUSTER = 0x2F, 0x11, 0x3D
 _SIZED_VALUE = 0x04
 
 
 @dataclass(frozen=True)
 class StaticReport:
-    """One compiled kernel: 32-bit registers a thread, stack frame bytes a thread, static shared bytes a block."""
+    """One compiled kernel: 32-bit registers a thread, stack frame bytes a thread, static shared bytes a block, blocks of a cluster or 0."""
 
     name: str
     arch: str
     registers: int
     frame_bytes: int
     shared_bytes: int
+    cluster: int
     cubin: bytes
 
 
@@ -57,13 +58,13 @@ def compile_launch(launch: Launch, arch: str = "90a") -> StaticReport:
     return compile_kernel(launch.kernel, signature_of(launch), arch)
 
 
-def _resources(cubin: bytes) -> tuple[int, int, int]:
-    """(registers, frame bytes, shared bytes) of the only kernel in a 64-bit ELF cubin."""
+def _resources(cubin: bytes) -> tuple[int, int, int, int]:
+    """(registers, frame bytes, shared bytes, blocks of a cluster) of the only kernel in a 64-bit ELF cubin."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * size) for i in range(count)]
     strings = sections[names][4]
-    registers = frame = shared = 0
+    registers = frame = shared = cluster = 0
     for name, _, _, _, offset, length, *_ in sections:
         start = strings + name
         title = cubin[start : cubin.index(b"\0", start)].decode()
@@ -76,7 +77,11 @@ def _resources(cubin: bytes) -> tuple[int, int, int]:
                     registers = max(registers, struct.unpack_from("<II", payload)[1])
                 if attribute == _FRAME_SIZE:
                     frame = max(frame, struct.unpack_from("<II", payload)[1])
-    return registers, frame, shared
+        if title.startswith(".nv.info."):
+            for attribute, payload in _attributes(cubin[offset : offset + length]):
+                if attribute == _CLUSTER:
+                    cluster = struct.unpack_from("<I", payload)[0]
+    return registers, frame, shared, cluster
 
 
 def _attributes(info: bytes):

@@ -20,12 +20,21 @@ from nbcnn.gpu import device
 
 TESTS = Path(__file__).parents[1]
 OURS, NUMBAS = "NBCNN_SIMULATOR", "NUMBA_ENABLE_CUDASIM"
-BASIC = ("test_bench_ceilings.py", "test_gemm.py", "test_in_step.py", "test_planted_faults.py", "test_ptx_cvt.py", "test_unpool_pack.py")
+BASIC = (
+    "test_batchnorm_cluster.py",
+    "test_bench_ceilings.py",
+    "test_cluster.py",
+    "test_gemm.py",
+    "test_in_step.py",
+    "test_planted_faults.py",
+    "test_ptx_cvt.py",
+    "test_unpool_pack.py",
+)
 FILES = (*BASIC, "test_parity.py")
 """The basic kernels, and those of every row."""
 OF_NUMBA = ("test_compiler_door.py", "test_turns.py")
 """What descriptions become in Numba's simulator."""
-OF_OURS = ("test_in_step.py", "test_planted_faults.py")
+OF_OURS = ("test_batchnorm_cluster.py", "test_cluster.py", "test_in_step.py", "test_planted_faults.py")
 FURTHER = (
     "test_callers_arrays.py",
     "test_conv_evonorm.py",

@@ -47,8 +47,11 @@ def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     from nbcnn.gpu.backends.mlir32 import inlined_before_typing
     from nbcnn.gpu.typing32 import narrow
 
-    chosen = {name: value for name, value in options.items() if name != "lto"}
-    return opened()[0].jit(inline=inlined_before_typing, annotations_as_signatures=False, **chosen)(narrow(function))
+    chosen = {name: value for name, value in options.items() if name not in ("lto", "cluster")}
+    made = opened()[0].jit(inline=inlined_before_typing, annotations_as_signatures=False, **chosen)(narrow(function))
+    if "cluster" in options:
+        made.targetoptions["cluster"] = int(options["cluster"])  # of which `jit` knows nothing
+    return made
 
 
 def linked(kernel: Any, types: tuple[Any, ...], arch: str) -> tuple[bytes, str]:
@@ -69,6 +72,8 @@ def _made(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> Any:
     from numba_cuda_mlir.mlir_compiler import compile_mlir
     from numba_cuda_mlir.mlir_optimization import optimize
 
+    from nbcnn.gpu.backends.mlir_passes import clusters
+
     major, minor, _ = capability(arch)
     # What it would ask the driver: the GPU for which to compile is the one that is there.
     tools._cached_cc = (major, minor)
@@ -76,9 +81,13 @@ def _made(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> Any:
     if _new:
         mlir_target.refresh_registries(typing=True, target=False)  # it has read them before these intrinsics were made
         _new.clear()
-    options = {**kernel.targetoptions, "chip": f"sm_{arch}", "lto": lto, "_lto_explicit": True}
+    options = dict(kernel.targetoptions)
+    cluster = options.pop("cluster", 0)
+    # Clusters stand in PTX alone.
+    options |= {"chip": f"sm_{arch}", "lto": lto and not cluster, "_lto_explicit": True}
     made = compile_mlir(kernel.py_func, None, args, targetoptions=options)
-    optimize(made)
+    with clusters(cluster):
+        optimize(made)
     return made
 
 

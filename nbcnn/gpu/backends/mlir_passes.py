@@ -4,14 +4,37 @@ and local arrays move to the beginning. The backend `mlir` imports it, and nothi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from numba_cuda_mlir import mlir_optimization
 from numba_cuda_mlir._mlir import ir
 from numba_cuda_mlir._mlir.dialects import llvm
 
+_BEFORE_BODY = re.compile(rb"(\.entry[^{]*?)\n\{")
 _pipeline, _last_patterns = mlir_optimization.get_base_pipeline, mlir_optimization.run_pre_codegen_patterns
+
+
+@contextmanager
+def clusters(blocks: int) -> Iterator[None]:
+    """Within, PTX for a Hopper says that the kernel has clusters of so many blocks along x (0: no word of it).
+
+    The LLVM by way of which such PTX comes leaves out the attribute `nvvm.cluster_dim`, in link-time IR too: so the directive is added here.
+    """
+    written = mlir_optimization._call_llvm70_capi
+
+    def with_clusters(*args: Any, **named: Any) -> bytes:
+        ptx: bytes = written(*args, **named)
+        return _BEFORE_BODY.sub(rb"\1\n.explicitcluster\n.reqnctapercluster %d, 1, 1\n{" % blocks, ptx, count=1)
+
+    if blocks:
+        mlir_optimization._call_llvm70_capi = with_clusters
+    try:
+        yield
+    finally:
+        mlir_optimization._call_llvm70_capi = written
 
 
 def _pipeline_with_registers() -> str:

@@ -17,7 +17,7 @@ from nbcnn.gpu.compiler import INSTALL, NUMBA_SIMULATOR
 
 ROOT = "numba.cuda"
 
-_NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto")
+_NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cluster")
 
 
 @cache
@@ -54,7 +54,10 @@ def named(path: str) -> Any:
 
 
 def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """`cuda.jit(**options)(function)` with numbers of 32 bits (`typing32`), less the options that Numba's simulator does not know."""
+    """`cuda.jit(**options)(function)` with numbers of 32 bits (`typing32`), less the options that Numba's simulator does not know.
+
+    `cluster`, which Numba-CUDA does not know either, stays among the options that it carries along; `_library` reads it there.
+    """
     cuda, chosen = opened()[0], dict(options)
     if NUMBA_SIMULATOR:
         for name in _NOT_IN_SIMULATOR:
@@ -86,6 +89,7 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
     from unittest import mock  # which takes 29 ms to import
 
     from numba.cuda import compiler, dispatcher
+    from numba.cuda.cudadrv import nvvm
 
     major, minor, letter = capability(arch)
     cc: tuple[Any, ...] = (major, minor, letter) if letter else (major, minor)
@@ -95,6 +99,8 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
     with ExitStack() as patches:
         for module in (dispatcher, compiler):
             patches.enter_context(mock.patch.object(module, "get_current_device", return_value=device))
+        if (cluster := options.get("cluster")) is not None:
+            patches.enter_context(mock.patch.object(nvvm, "set_launch_bounds", _in_clusters(nvvm.set_launch_bounds, int(cluster))))
         library, _ = compiler._compile_pyfunc_with_fixup(
             kernel.py_func,
             named("types.void")(*args),
@@ -106,6 +112,26 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
             lto=lto,
         )
     return library, cc
+
+
+def _in_clusters(bounded: Callable[..., None], blocks: int) -> Callable[..., None]:
+    """Numba's `set_launch_bounds`, which then also writes into the kernel that its clusters have so many blocks along x: `.reqnctapercluster`.
+
+    With the size in the kernel an ordinary launch makes clusters, and so does a node of a CUDA graph.
+    """
+
+    def annotated(kernel: Any, launch_bounds: Any) -> None:
+        from llvmlite import ir
+        from numba.cuda import cgutils
+
+        bounded(kernel, launch_bounds)
+        module = kernel.module
+        annotations = cgutils.get_or_insert_named_metadata(module, "nvvm.annotations")
+        for axis, size in (("x", blocks), ("y", 1), ("z", 1)):
+            name = ir.MetaDataString(module, f"cluster_dim_{axis}")
+            annotations.add(module.add_metadata((kernel, name, ir.Constant(ir.IntType(32), size))))
+
+    return annotated
 
 
 # Intrinsics. The names given to Numba are derived from the instruction's text: an intrinsic's default identity is random, and would make the

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.lockstep import names
-from nbcnn.gpu.lockstep.lanes import I4, lane_array, now, truth
+from nbcnn.gpu.lockstep.lanes import I4, active, lane_array, now, truth
 from nbcnn.gpu.lockstep.launch import WARP, NotSimulated
 from nbcnn.gpu.lockstep.numbers import F4, U4, cast, where
 from nbcnn.gpu.lockstep.storage import Pointer
@@ -165,6 +165,29 @@ def _receive(address: Pointer, sequence: Any) -> Any:
     return a.view(F4), b.view(F4)
 
 
+# -- clusters of blocks
+
+
+def _cluster_rank() -> Any:
+    return now.block.cluster_rank
+
+
+def _load_of_block(address: Pointer, rank: Any) -> Any:
+    """What another block of the cluster has at the same place. The checking mode does not look at it: a barrier of the cluster lies between."""
+    array, at = address.element(F4, 1)
+    cluster, block = now.block.launch.cluster, now.block
+    wanted = np.asarray(lane_array(rank)).astype(np.int64)
+    lanes = active()
+    if (wanted[lanes] >= cluster).any() or (wanted[lanes] < 0).any():
+        raise NotSimulated(f"a block of a cluster of {cluster} that there is not")
+    here = np.where(now.mask, at, 0) if now.mask is not None else lane_array(at)
+    if len(lanes) and not (here[lanes].min() >= 0 and here[lanes].max() < array.size):
+        array[at]  # which refuses
+    if now.mask is not None:
+        wanted = np.where(now.mask, wanted, 0)
+    return array.flat.take((block.number - block.number % cluster + wanted) * array.pitch + here)
+
+
 # -- what a warp does together
 
 
@@ -302,6 +325,11 @@ _TABLE: dict[str, Any] = {
     "cp_async_cg_16": _copy_async(16),
     "cp_async_ca_4": _copy_async(4),
     "cp_async_commit_group": _nothing,
+    "cluster_rank": _cluster_rank,
+    "cluster_arrive": _nothing,
+    "cluster_arrive_relaxed": _nothing,
+    "cluster_wait": names.barrier,
+    "ld_of_block": _load_of_block,
     "byte_address_shared": Pointer,
     "byte_address_global": Pointer,
 }

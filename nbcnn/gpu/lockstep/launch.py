@@ -48,6 +48,7 @@ class Blocks:
         x, y, _ = self.grid_dim
         at = first + self.number
         self.block_index = tuple(self._shared(index) for index in (at % x, at // x % y, at // (x * y)))
+        self.cluster_rank = self._shared(at % launch.cluster)
         self.exits: Any = None
         """`lanes.Returns` of the kernel, where it has any: the threads that have ended."""
         self.arrays: dict[Any, Any] = {}
@@ -79,14 +80,16 @@ class Blocks:
 class Launching:
     """What a launch is made of."""
 
-    def __init__(self, name: str, grid: Any, block: Any, shared: int) -> None:
-        self.name, self.grid, self.block, self.shared = name, _extents(grid), _extents(block), int(shared)
+    def __init__(self, name: str, grid: Any, block: Any, shared: int, cluster: int = 1) -> None:
+        self.name, self.grid, self.block, self.shared, self.cluster = name, _extents(grid), _extents(block), int(shared), cluster
         self.make_global: Callable[..., Any] = Global
         self.make_shared: Callable[..., Any] = Shared
         self.watch: Any = None
         threads = math.prod(self.block)
         if threads > 1024 or min(self.grid + self.block) < 1:
             raise ValueError(f"{name}: no GPU runs a grid of {self.grid} blocks of {self.block} threads")
+        if self.grid[0] % cluster:
+            raise ValueError(f"{name}: a grid of {self.grid} blocks is not made of clusters of {cluster}")
 
     def whose(self, block: int, thread: int) -> str:
         """A thread of a block, by their numbers, in words."""
@@ -95,9 +98,9 @@ class Launching:
         return f"thread ({thread % x}, {thread // x % y}, {thread // (x * y)}) of block ({block % p}, {block // p % q}, {block // (p * q)})"
 
     def groups(self, together: bool) -> list[tuple[int, int]]:
-        """(first block, count) of the blocks that run together."""
+        """(first block, count) of the blocks that run together: whole clusters."""
         blocks = math.prod(self.grid)
-        each = blocks if together else max(1, LANES // math.prod(self.block))
+        each = blocks if together else max(1, LANES // math.prod(self.block) // self.cluster) * self.cluster
         return [(first, min(each, blocks - first)) for first in range(0, blocks, each)]
 
 
@@ -118,7 +121,7 @@ class Kernel:
 
     def launch(self, grid: Any, block: Any, args: tuple[Any, ...], shared: int = 0, together: bool = False) -> None:
         """Run the kernel to its end. `together`: its blocks wait for each other. Raises what goes wrong in a thread, with its number."""
-        launching = Launching(self.py_func.__name__, grid, block, shared)
+        launching = Launching(self.py_func.__name__, grid, block, shared, int(self.options.get("cluster") or 1))
         with _ONE_AT_A_TIME, np.errstate(all="ignore"):
             watch = watchers[-1] if watchers else None
             if watch is not None:

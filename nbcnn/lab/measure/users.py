@@ -182,6 +182,12 @@ USERS = (
     User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
     User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
     User("Conv2d + BatchNorm2d + ReLU", "layers that become one op", _behind_conv(BatchNorm2d(), ReLU()), SMALL),
+    User(
+        "BatchNorm2d (few pixels)",
+        "layer, images that clusters of blocks hold",
+        _classifier(Conv2d(128, 3, padding=1), MaxPool2d(4), BatchNorm2d(), ReLU()),
+        SMALL,
+    ),
     *(
         User(f"Conv2d + BatchNorm2d + {type(layer).__name__}", "layers that become one op", _behind_conv(BatchNorm2d(), layer), SMALL)
         for layer in (GELU(), ReLU6(), HardSwish(), Swish())

@@ -71,7 +71,7 @@ from nbcnn.ops.norms.batch_reference import (
 )
 
 
-def _form(op: str) -> tuple[str, bool]:
+def form_of(op: str) -> tuple[str, bool]:
     """The activation of an op, "" without one, and whether it adds another tensor before."""
     form = op.removeprefix("batchnorm").rpartition("_")[0].removeprefix("_")
     return form.removeprefix("add_"), form.startswith("add_")
@@ -101,7 +101,7 @@ def scratch_grads(call: Call) -> int:
 
 def _apply(call: Call, kind: str, share: Share, extent: Extent, mean: Any, spread: Any) -> Launch:
     """The launch that makes y of x and the statistics of every channel."""
-    activation, plus = _form(call.op)
+    activation, plus = form_of(call.op)
     x, weight, bias = call.ins[:3]
     kernel = batch_forward.apply_kernel(kind, share, activation, plus, call.op.endswith("_infer"))
     eps = np.float32(call.attrs.get("eps", 0))  # of variances alone: 1/deviation has it
@@ -143,7 +143,7 @@ def bind_infer(call: Call) -> list[Launch]:
 
 def _sums(call: Call, sums: Any) -> list[Launch]:
     """Two launches: the sums of the chunks, those of the channels. `sums`: where these go once more."""
-    activation, plus = _form(call.op)
+    activation, plus = form_of(call.op)
     kind, share, extent = shared_call(call, 1)
     partials = _partials(call, extent)
     dy, x = call.ins[:2]
@@ -172,7 +172,7 @@ def _dgrad(call: Call, activation: str, dy: Any, channels: Sequence[Any], sums: 
 
 def bind_grads(call: Call) -> list[Launch]:
     """Three launches: the sums of the chunks, those of the channels, dx."""
-    activation, plus = _form(call.op)
+    activation, plus = form_of(call.op)
     _, _, extent = shared_call(call, 1)
     at = 8 * extent.channels * extent.chunks
     sums = call.scratch[at : at + 8 * extent.channels].view(np.float32)
@@ -228,7 +228,7 @@ def traffic_fprop(call: Call) -> list[Traffic]:
 
 
 def _applied(call: Call, channel: int) -> Traffic:
-    return once(size(call, "in", 0) + (size(call, "in", 5) if _form(call.op)[1] else 0) + 4 * channel, size(call, "out", 0))
+    return once(size(call, "in", 0) + (size(call, "in", 5) if form_of(call.op)[1] else 0) + 4 * channel, size(call, "out", 0))
 
 
 def traffic_infer(call: Call) -> list[Traffic]:
@@ -239,7 +239,7 @@ def traffic_infer(call: Call) -> list[Traffic]:
 def traffic_grads(call: Call) -> list[Traffic]:
     """dy and x, of a residual block y too, whose masked gradient is written; partials; the gradient and x once more, dx."""
     (partials, channel), dy, x = _small(call, 1), size(call, "in", 0), size(call, "in", 1)
-    more = size(call, "out", 1) if _form(call.op)[1] else 0
+    more = size(call, "out", 1) if form_of(call.op)[1] else 0
     second = size(call, "in", 6) if more and len(call.in_shapes) > 6 else 0
     first = once(dy + second + x + more + 2 * channel, partials + more)
     return [first, once(partials + channel, 4 * channel), once((more or dy) + x + 6 * channel, size(call, "out", 0))]
@@ -302,8 +302,10 @@ GRADIENTS["batchnorm_add_relu_grads"] = Gradient(
     "batchnorm_add_relu_fprop", lambda ins, outs, v: (v, ins[0], outs[0], ins[1], *outs[1:3]), of=(0, 5), beside=(1, 1)
 )
 
-SHAPES = ((2, 3, 3, 5), (2, 8, 3, 3), (1, 4, 5, 7), (5, 17, 1, 2), (3, 16, 4, 3))
-"""(N,C,H,W): channels one by one, in fours and in eights; one image; more channels than threads of a block; more pixels than rows."""
+SHAPES = ((2, 3, 3, 5), (2, 8, 3, 3), (1, 4, 5, 7), (5, 17, 1, 2), (3, 16, 4, 3), (2, 128, 2, 3))
+"""(N,C,H,W): channels one by one, in fours and in eights; one image; more channels than threads of a block; more pixels than rows; few pixels of
+many channels, which clusters of blocks take (batch_cluster.py), here with blocks that have none.
+"""
 
 
 def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
@@ -343,5 +345,8 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
 
 
 def real_cases() -> Iterator[Case]:
-    """More chunks than one, and channels that are no multiple of a tile: too many threads for the simulator."""
+    """More chunks than one, and channels that are no multiple of a tile: too many threads for the simulator. Then what clusters of blocks take: a
+    ragged number of pixels, and tiles of 16, 32 and more channels.
+    """
     yield from cases(((16, 64, 28, 28), (9, 12, 33, 31), (4, 2056, 3, 3)))
+    yield from cases(((7, 272, 5, 5), (96, 256, 4, 4), (64, 1024, 2, 2), (128, 512, 4, 4)))

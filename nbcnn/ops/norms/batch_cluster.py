@@ -1,0 +1,158 @@
+"""Batch normalisation in one launch on Hopper: a cluster of blocks holds some channels of the whole batch in shared memory.
+
+The ops are those of batch.py, and so are the numbers: y and dx are made by the same formulas. A block of a cluster has its part of the pixels of a
+few channels, which it loads once and keeps as they are stored; sums of a block become sums of the cluster through its shared memory
+(`nbcnn.ops.ptx.cluster`), every block adds them in the order of the ranks, and y or dx is made of what is held. Each tensor moves once, where three
+launches read x (and dy) twice and wait for each other twice.
+
+It serves what fits: images of few pixels and many channels, the last layers of a network. `tile_of` says which; the rest are batch.py's launches.
+Needs compute capability 9.0 and no other: later GPUs have other amounts of shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.stored import kinds
+from nbcnn.ops.kernel.traffic import Traffic, once, size
+from nbcnn.ops.norms.batch import FUSED, form_of
+from nbcnn.ops.norms.batch_cluster_backward import grads_kernel
+from nbcnn.ops.norms.batch_cluster_forward import fprop_kernel
+from nbcnn.ops.norms.cluster_share import Layout, Tile, layout_of
+
+MULTIPROCESSORS = 132
+"""What an H100 and an H200 have: the tiles follow from the shape alone, on every GPU."""
+SHARED, BLOCK_SHARED, RESERVED = 228 << 10, 227 << 10, 1 << 10
+"""Bytes of shared memory of a multiprocessor, of a block at most, and that the driver keeps of every block."""
+CLUSTERS = (8, 4)
+"""Blocks of a cluster: 8 is what every GPU with clusters takes."""
+COLUMNS = (16, 8, 4, 2)
+"""Vectors of 16 bytes that a block has of a pixel: rows of 32 bytes at least, which is what memory moves at once."""
+FEWEST, FILLING = 64, 128
+"""Blocks of a launch at least, and with which about every multiprocessor has one."""
+WAVES = 2
+"""How many times in turn the blocks may fill the GPU: more than that is a stream, which three launches with more loads in flight do as well."""
+
+
+def candidates_of(shape: Shape, kind: str, tensors: int, layout: str) -> list[Tile]:
+    """The tiles that images of logical `shape` (N,C,H,W) stored as `kind` fit into, `tensors` of which are held; the likely fastest first.
+
+    First those with blocks for the whole GPU, of these the widest rows, in clusters of 8. They follow from the shape alone, so that every GPU
+    makes the same bits.
+    """
+    n, channels, h, w = shape
+    width = 8 if kind == "bfloat16" else 4
+    made = []
+    for cluster in CLUSTERS:
+        for columns in COLUMNS:
+            grid = channels // (columns * width) * cluster
+            if layout != "NHWC" or channels % (columns * width) or grid < FEWEST:
+                continue
+            pixels = ceil_div(n * h * w, cluster)
+            for threads in (512, 256):
+                tile = Tile(columns, threads // columns, cluster)
+                nbytes = layout_of(tile, width, pixels, tensors).nbytes
+                together = SHARED // (nbytes + RESERVED)
+                # A block alone on its multiprocessor has 512 threads, so that as many loads are in flight as two others have.
+                alone = (together == 1 or grid <= MULTIPROCESSORS) and tile.rows <= pixels
+                if nbytes <= BLOCK_SHARED and alone == (threads == 512) and grid <= WAVES * MULTIPROCESSORS * together:
+                    made.append(tile)
+                    break
+    return sorted(made, key=lambda tile: (tile.cluster != CLUSTERS[0], _blocks(tile, channels, width) < FILLING, -tile.columns))
+
+
+def _blocks(tile: Tile, channels: int, width: int) -> int:
+    return channels // (tile.columns * width) * tile.cluster
+
+
+def _asked(call: Call) -> tuple[Shape, str, int, str]:
+    """The images of a call, how they are stored, how many of them are held, and their layout."""
+    tensors = 2 if call.op.endswith("_grads") else 1
+    return call.in_shapes[tensors - 1], kinds(call)[0], tensors, call.layout
+
+
+def candidates(call: Call, multiprocessors: int) -> Sequence[Tile]:
+    return candidates_of(*_asked(call))
+
+
+def tile_of(call: Call, multiprocessors: int = MULTIPROCESSORS) -> Tile | None:
+    """The tile of a call, or None where its images do not fit."""
+    return next(iter(candidates(call, multiprocessors)), None)
+
+
+def supports(call: Call) -> str | None:
+    """None, or the reason in words why the call is not one launch."""
+    if reason := elementwise.supports(call):
+        return reason
+    return None if tile_of(call) else f"the shared memory of clusters holds no batch of {'×'.join(map(str, _asked(call)[0]))} in {call.layout}"
+
+
+def _shared(call: Call) -> tuple[Tile, str, int, Layout, tuple[np.int32, ...]]:
+    """The tile of a call, how images are stored, its grid, its shared memory, and (M, C, pixels of a block, elements that are held of a tensor)."""
+    (n, channels, h, w), kind, tensors, _ = _asked(call)
+    tile: Tile = call.tile or candidates(call, MULTIPROCESSORS)[0]
+    width = 8 if kind == "bfloat16" else 4
+    pixels = ceil_div(n * h * w, tile.cluster)
+    layout = layout_of(tile, width, pixels, tensors)
+    numbers = (n * h * w, channels, pixels, layout.held)
+    return tile, kind, _blocks(tile, channels, width), layout, tuple(np.int32(each) for each in numbers)
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """One launch."""
+    tile, kind, grid, layout, numbers = _shared(call)
+    activation, plus = form_of(call.op)
+    x, weight, bias = call.ins[:3]
+    eps, momentum = (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
+    args = (x, call.ins[5] if plus else x, weight, bias, *call.outs, *numbers, eps, momentum)
+    return [Launch(fprop_kernel(kind, tile, activation, plus), grid, tile.threads, args, layout.nbytes)]
+
+
+def bind_grads(call: Call) -> list[Launch]:
+    """One launch."""
+    tile, kind, grid, layout, numbers = _shared(call)
+    activation, plus = form_of(call.op)
+    dy, x = call.ins[:2]
+    two = plus and len(call.ins) > 6
+    if plus:
+        y, weight, mean, rstd = call.ins[2:6]
+        bias, activation = weight, ""
+        dx, dz, dweight, dbias = call.outs
+    else:
+        weight, bias, mean, rstd = call.ins[2:6]
+        y, (dx, dweight, dbias) = dy, call.outs
+        dz = dx
+    args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, *numbers)
+    return [Launch(grads_kernel(kind, tile, activation, plus, two), grid, tile.threads, args, layout.nbytes)]
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """x, and what is added to it; y; of every channel four numbers read and written."""
+    plus, channel = size(call, "in", 5) if form_of(call.op)[1] else 0, size(call, "in", 1)
+    return [once(size(call, "in", 0) + plus + 4 * channel, size(call, "out", 0) + 4 * channel)]
+
+
+def traffic_grads(call: Call) -> list[Traffic]:
+    """dy and x, of a residual block y and perhaps a second gradient too; dx, of a residual block the masked gradient too."""
+    tensors = [at for at, shape in enumerate(call.in_shapes) if len(shape) == 4]
+    images, channel = sum(size(call, "in", at) for at in tensors), size(call, "out", len(call.out_shapes) - 1)
+    written = sum(size(call, "out", at) for at, shape in enumerate(call.out_shapes) if len(shape) == 4)
+    return [once(images + 4 * channel, written + 2 * channel)]
+
+
+def _impl(bind: Any, traffic: Any) -> Impl:
+    return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, needs=(9, 0), exactly=True)
+
+
+_FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")
+OPS = {
+    f"batchnorm{form}_{name}": each
+    for form in _FORMS
+    for name, each in (("fprop", _impl(bind_fprop, traffic_fprop)), ("grads", _impl(bind_grads, traffic_grads)))
+}

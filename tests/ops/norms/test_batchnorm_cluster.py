@@ -1,0 +1,217 @@
+"""Tests of batch normalisation by clusters: which images they take, the kernels compiled, in the simulator and on a Hopper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from compiled import full
+
+from nbcnn.check import gradcheck
+from nbcnn.check.one_op import Bound
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import compiler, device
+from nbcnn.gpu.device import Host
+from nbcnn.gpu.lockstep.check import checking
+from nbcnn.modes import MODES
+from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.norms import batch, batch_cluster
+from nbcnn.ops.norms.batch_cluster import BLOCK_SHARED, FEWEST, MULTIPROCESSORS, RESERVED, SHARED, WAVES, candidates_of
+from nbcnn.ops.norms.cluster_share import layout_of
+
+TENSORCORE = {precision: MODES["tensorcore", precision] for precision in ("bf16", "tf32", "fp32")}
+COMPILES = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+
+
+# -- which images
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "tensors", "columns", "blocks"),
+    [
+        ((512, 512, 4, 4), "bfloat16", 2, 4, 128),
+        ((512, 512, 4, 4), "bfloat16", 1, 4, 128),
+        ((512, 1024, 2, 2), "bfloat16", 2, 8, 128),
+        ((512, 256, 4, 4), "bfloat16", 2, 2, 128),
+        ((512, 512, 4, 4), "float32", 2, 4, 256),
+        ((512, 256, 8, 8), "bfloat16", 1, 2, 128),
+        ((512, 256, 8, 8), "bfloat16", 2, None, None),
+        ((512, 128, 8, 8), "bfloat16", 2, None, None),
+        ((512, 64, 32, 32), "bfloat16", 1, None, None),
+        ((8192, 1024, 4, 4), "bfloat16", 1, None, None),
+        ((64, 64, 2, 2), "bfloat16", 1, None, None),
+        ((64, 1023, 2, 2), "bfloat16", 1, None, None),
+    ],
+)
+def test_images_fit_or_do_not(shape, kind, tensors, columns, blocks):
+    found = candidates_of(shape, kind, tensors, "NHWC")
+    if columns is None:
+        assert found == []
+        return
+    width = 8 if kind == "bfloat16" else 4
+    first = found[0]
+    assert (first.cluster, first.columns, shape[1] // (first.columns * width) * first.cluster) == (8, columns, blocks)
+    assert candidates_of(shape, kind, tensors, "NCHW") == []
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "tfloat32", "float32"])
+@pytest.mark.parametrize("shape", [(512, 512, 4, 4), (3, 1040, 1, 1), (512, 1024, 2, 2), (7, 272, 5, 5), (1024, 256, 3, 3), (96, 2048, 4, 4)])
+def test_every_tile_fits_and_covers_the_batch(shape, kind):
+    n, channels, h, w = shape
+    width, pixels = 8 if kind == "bfloat16" else 4, n * h * w
+    for tensors in (1, 2):
+        found = candidates_of(shape, kind, tensors, "NHWC")
+        assert found
+        for tile in found:
+            own = ceil_div(pixels, tile.cluster)
+            layout, blocks = layout_of(tile, width, own, tensors), channels // (tile.columns * width) * tile.cluster
+            assert layout.nbytes <= BLOCK_SHARED
+            assert layout.held * 16 // width >= own * tile.columns * 16
+            assert channels % (tile.columns * width) == 0
+            assert FEWEST <= blocks <= WAVES * MULTIPROCESSORS * (SHARED // (layout.nbytes + RESERVED))
+            assert tile.threads in (256, 512)
+            assert 2 * tile.columns * width <= tile.threads, "a thread for each of a block's sums"
+
+
+def test_only_hopper_takes_clusters_and_all_else_stays():
+    for row in TENSORCORE.values():
+        for op in batch_cluster.OPS:
+            first, *_, last = (impl for _, impl in row.chain(op))
+            assert first is batch_cluster.OPS[op]
+            assert first.lacks((9, 0)) is None
+            assert None not in (first.lacks((8, 9)), first.lacks((10, 0)))
+            assert last is batch.OPS[op]
+    assert batch_cluster.OPS["batchnorm_grads"] not in [impl for _, impl in MODES["im2col", "fp32"].chain("batchnorm_grads")]
+    shape = (512, 64, 32, 32)
+    call = Call("batchnorm_fprop", (), (), (shape, *[(64,)] * 4), (shape, *[(64,)] * 4), layout="NHWC", in_dtypes=("bfloat16", *["float32"] * 4))
+    assert "holds no batch of 512×64×32×32" in batch_cluster.OPS["batchnorm_fprop"].supports(call)
+
+
+# -- compiled
+
+
+def bound(op, precision, shape, on, more=False, tile=None, impl=None):
+    """An op on images of a shape, as the tensorcore row of a precision binds it."""
+    case = next(case for case in batch.cases((shape,)) if case.op == op and (len(case.ins) > 6 or not more))
+    return of_case(case, precision, on, tile, impl), case
+
+
+def of_case(case, precision, on, tile=None, impl=None):
+    row, case = TENSORCORE[precision], gradcheck.rounded(case, precision)
+    impl = impl or batch_cluster.OPS[case.op]
+    return Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, device=on, layout=row.layout, store=row.store, tile=tile)
+
+
+FIRST = (("batchnorm_relu6_fprop", "bf16"), ("batchnorm_add_relu_grads", "bf16"))
+REST = [(op, precision) for op in batch_cluster.OPS for precision in TENSORCORE if (op, precision) not in FIRST]
+
+
+@COMPILES
+@pytest.mark.parametrize(("op", "precision"), [*FIRST, *full(*REST)])
+def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision):
+    """At most 128 registers: a block of 512 threads, alone on its multiprocessor, then has them all."""
+    for more in (False, True) if op == "batchnorm_add_relu_grads" else (False,):
+        made, _ = bound(op, precision, (64, 256, 2, 2), Host(), more)
+        (launch,) = made.launches
+        report = compile_launch(launch)
+        assert (report.frame_bytes, report.registers <= 128, report.cluster) == (0, True, 8), report.registers
+        (moved,) = batch_cluster.OPS[op].traffic(made.call)
+        assert moved.read == moved.distinct
+
+
+def test_one_launch_moves_every_tensor_once():
+    shape, kept = (512, 512, 4, 4), [(512,)] * 4
+    for op, ins, outs in (("fprop", [shape, *kept], [shape, *kept]), ("grads", [shape, shape, *kept], [shape, (512,), (512,)])):
+        dtypes = [tuple("bfloat16" if len(each) == 4 else "float32" for each in side) for side in (ins, outs)]
+        call = Call(f"batchnorm_relu6_{op}", (), (), tuple(ins), tuple(outs), {}, "NHWC", in_dtypes=dtypes[0], out_dtypes=dtypes[1])
+        one, three = (sum(each.logical for each in module.OPS[call.op].traffic(call)) for module in (batch_cluster, batch))
+        tensors = 2 if op == "fprop" else 3
+        assert tensors <= one / 2**23 < tensors + 0.01
+        assert three - one > (tensors - 1) * 2**23
+
+
+# -- right
+
+
+def within(case, precision, got):
+    wanted = gradcheck.reference(gradcheck.rounded(case, precision))
+    limit = gradcheck.bound(case, precision)
+    for made, right in zip(got, wanted, strict=True):
+        assert gradcheck.relative_error(made, right) <= limit, case.op
+
+
+@pytest.mark.skipif(not compiler.LOCKSTEP, reason="needs NBCNN_SIMULATOR=1")
+@pytest.mark.parametrize("precision", TENSORCORE)
+@pytest.mark.parametrize("shape", [(2, 128, 2, 3), (7, 144, 5, 5)])
+def test_it_is_right_in_the_simulator(shape, precision, device):
+    """Blocks without pixels, and several pixels a thread; no race and nothing out of bounds."""
+    ops = set()
+    for case in batch.cases((shape,)):
+        if case.op in batch_cluster.OPS:
+            made = of_case(case, precision, device)
+            with checking() as seen:
+                made.run()
+            assert not seen.faults, (case.op, *map(str, seen.faults))
+            within(case, precision, made.results())
+            ops.add(case.op)
+    assert ops == set(batch_cluster.OPS)
+
+
+@pytest.mark.skipif(not compiler.LOCKSTEP, reason="needs NBCNN_SIMULATOR=1")
+@pytest.mark.parametrize("op", ["batchnorm_relu_fprop", "batchnorm_add_relu_grads"])
+def test_every_tile_is_right_in_the_simulator(op, device):
+    shape = (3, 256, 5, 3)
+    for tile in candidates_of(shape, "bfloat16", 2, "NHWC"):
+        made, case = bound(op, "bf16", shape, device, tile=tile)
+        made.run()
+        within(case, "bf16", made.results())
+
+
+@pytest.fixture
+def hopper(device):
+    if compiler.SIMULATOR or device.capability != (9, 0):
+        pytest.skip("needs a Hopper")
+    return device
+
+
+REAL = [(64, 512, 4, 4), (64, 1024, 2, 2), (96, 256, 4, 4), (7, 272, 5, 5), (1, 512, 3, 1)]
+
+
+@pytest.mark.parametrize("precision", TENSORCORE)
+@pytest.mark.parametrize("shape", REAL)
+def test_it_is_right_on_a_hopper_and_twice_the_same(shape, precision, hopper):
+    for case in batch.cases((shape,)):
+        if case.op in batch_cluster.OPS:
+            made = of_case(case, precision, hopper)
+            made.run()
+            first = made.results()
+            within(case, precision, first)
+            fresh = of_case(case, precision, hopper)
+            fresh.run()
+            for one, other in zip(first, fresh.results(), strict=True):
+                np.testing.assert_array_equal(one, other, case.op)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_y_has_the_bits_of_the_norm_made_again(precision, hopper):
+    """What `--recompute` counts on: y of x and the statistics by `batchnorm_apply`."""
+    made_again(precision, (64, 512, 4, 4), hopper)
+
+
+@pytest.mark.skipif(not compiler.LOCKSTEP, reason="needs NBCNN_SIMULATOR=1")
+def test_y_has_the_bits_of_the_norm_made_again_in_the_simulator(device):
+    made_again("bf16", (2, 128, 2, 3), device)
+
+
+def made_again(precision, shape, on):
+    for form in ("_relu6", "_add_relu"):
+        forward, case = bound(f"batchnorm{form}_fprop", precision, shape, on)
+        forward.run()
+        y, mean, rstd, *_ = forward.results()
+        x, weight, bias, _, _, *plus = case.ins
+        again = replace(case, op=f"batchnorm{form}_apply", ins=(x, weight, bias, mean, rstd, *plus), outs=case.outs[:1], attrs={})
+        made = of_case(again, precision, on, impl=batch.OPS[again.op])
+        made.run()
+        np.testing.assert_array_equal(made.results()[0], y)
