@@ -55,13 +55,13 @@ def candidates_of(shape: Shape, kind: str, tensors: int, layout: str) -> list[Ti
             if layout != "NHWC" or channels % (columns * width) or grid < FEWEST:
                 continue
             pixels = ceil_div(n * h * w, cluster)
+            # A block alone on its multiprocessor has 512 threads, where it has pixels for them: as many loads are in flight as two others have.
             for threads in (512, 256):
                 tile = Tile(columns, threads // columns, cluster)
                 nbytes = layout_of(tile, width, pixels, tensors).nbytes
                 together = SHARED // (nbytes + RESERVED)
-                # A block alone on its multiprocessor has 512 threads, so that as many loads are in flight as two others have.
-                alone = (together == 1 or grid <= MULTIPROCESSORS) and tile.rows <= pixels
-                if nbytes <= BLOCK_SHARED and alone == (threads == 512) and grid <= WAVES * MULTIPROCESSORS * together:
+                fits = nbytes <= BLOCK_SHARED and grid <= WAVES * MULTIPROCESSORS * together
+                if fits and (threads == 256 or (tile.rows <= pixels and (together == 1 or grid <= MULTIPROCESSORS))):
                     made.append(tile)
                     break
     return sorted(made, key=lambda tile: (tile.cluster != CLUSTERS[0], _blocks(tile, channels, width) < FILLING, -tile.columns))
@@ -111,7 +111,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     x, weight, bias = call.ins[:3]
     eps, momentum = (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
     args = (x, call.ins[5] if plus else x, weight, bias, *call.outs, *numbers, eps, momentum)
-    return [Launch(fprop_kernel(kind, tile, activation, plus), grid, tile.threads, args, layout.nbytes)]
+    return [Launch(fprop_kernel(kind, tile, layout.flight, activation, plus), grid, tile.threads, args, layout.nbytes)]
 
 
 def bind_grads(call: Call) -> list[Launch]:
@@ -129,7 +129,7 @@ def bind_grads(call: Call) -> list[Launch]:
         y, (dx, dweight, dbias) = dy, call.outs
         dz = dx
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, *numbers)
-    return [Launch(grads_kernel(kind, tile, activation, plus, two), grid, tile.threads, args, layout.nbytes)]
+    return [Launch(grads_kernel(kind, tile, layout.flight, activation, plus, two), grid, tile.threads, args, layout.nbytes)]
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:

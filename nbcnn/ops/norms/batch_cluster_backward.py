@@ -17,9 +17,9 @@ which loses nothing when it is stored: it is held instead of dy, and not made a 
 
 
 @cache
-def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool) -> Any:
-    """`activation`: the one behind the norm, whose input is made of x once more; "": none. `masked`: a ReLU, where y says what passes, and dz keeps
-    that. `two`: dy is the sum of two gradients, of which `more` is the second.
+def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bool, two: bool) -> Any:
+    """`flight`: pixels that a thread may load before it uses the first. `activation`: the one behind the norm, whose input is made of x once more;
+    "": none. `masked`: a ReLU, where y says what passes, and dz keeps that. `two`: dy is the sum of two gradients, of which `more` is the second.
     """
     read, write, get, put, floats, rounded, STORED, WORD = words_io(kind)
     WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = 8 if kind == "bfloat16" else 4, tile.columns, tile.rows, tile.cluster, tile.threads
@@ -29,7 +29,8 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
     of_x, of_y, gradient = bool(activation), masked, gradient_of(activation)
     holds_g = masked or activation in LEAN[1:]
     of_x_again = of_x and not holds_g
-    FLIGHT, AGAIN = 2 if masked or activation not in LEAN else 4, 2
+    # Of three or four tensors, or beside a long activation, fewer pixels: all stay in registers.
+    FLIGHT, AGAIN = min(flight, 4 if masked or activation not in LEAN else 8), min(flight, 2)
     WORDS, WORDS_AGAIN = 4 * FLIGHT, 4 * AGAIN
 
     @jit(device=True)
@@ -109,9 +110,9 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
         for k in range(SUMS):
             sums[k] = 0.0
         m, at = first + row, BEGIN + tid * WIDTH
-        while m + (FLIGHT - 1) * ROWS < last:
+        while m < last:
             for j in range(FLIGHT):
-                i = (m + j * ROWS) * C + c
+                i = min(m + j * ROWS, last - 1) * C + c
                 read(dy, i, words, 4 * j)
                 if two:
                     read(more, i, more_words, 4 * j)
@@ -119,24 +120,12 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
                 if of_y:
                     read(y, i, y_words, 4 * j)
             for j in range(FLIGHT):
-                put(kept, at + held + j * STRIDE, x_words, 4 * j)
-                take(words, x_words, y_words, more_words, 4 * j, grads, values, others, means, factors, biases, sums)
-                put(kept, at + j * STRIDE, words, 4 * j)
+                if m + j * ROWS < last:
+                    put(kept, at + held + j * STRIDE, x_words, 4 * j)
+                    take(words, x_words, y_words, more_words, 4 * j, grads, values, others, means, factors, biases, sums)
+                    put(kept, at + j * STRIDE, words, 4 * j)
             m += FLIGHT * ROWS
             at += FLIGHT * STRIDE
-        while m < last:
-            i = m * C + c
-            read(dy, i, words, 0)
-            if two:
-                read(more, i, more_words, 0)
-            read(x, i, x_words, 0)
-            if of_y:
-                read(y, i, y_words, 0)
-            put(kept, at + held, x_words, 0)
-            take(words, x_words, y_words, more_words, 0, grads, values, others, means, factors, biases, sums)
-            put(kept, at, words, 0)
-            m += ROWS
-            at += STRIDE
         gather(memory, sums)
         if tid < 2 * CHANNELS:
             memory[tid] = total(memory, tid)
@@ -158,26 +147,17 @@ def grads_kernel(kind: str, tile: Tile, activation: str, masked: bool, two: bool
         load_floats(memory, numbers + CHANNELS, offsets)
         load_floats(memory, numbers + 2 * CHANNELS, slopes)
         m, at = first + row, BEGIN + tid * WIDTH
-        while m + (AGAIN - 1) * ROWS < last:
+        while m < last:
             for j in range(AGAIN):
-                get(kept, at + j * STRIDE, again, 4 * j)
-                get(kept, at + held + j * STRIDE, x_again, 4 * j)
-            for j in range(AGAIN):
-                make(again, x_again, 4 * j, grads, values, means, factors, biases, slopes, offsets)
-                write(dx, (m + j * ROWS) * C + c, x_again, 4 * j)
-                if of_y:
-                    write(dz, (m + j * ROWS) * C + c, again, 4 * j)
+                if m + j * ROWS < last:
+                    get(kept, at + j * STRIDE, again, 4 * j)
+                    get(kept, at + held + j * STRIDE, x_again, 4 * j)
+                    make(again, x_again, 4 * j, grads, values, means, factors, biases, slopes, offsets)
+                    write(dx, (m + j * ROWS) * C + c, x_again, 4 * j)
+                    if of_y:
+                        write(dz, (m + j * ROWS) * C + c, again, 4 * j)
             m += AGAIN * ROWS
             at += AGAIN * STRIDE
-        while m < last:
-            get(kept, at, again, 0)
-            get(kept, at + held, x_again, 0)
-            make(again, x_again, 0, grads, values, means, factors, biases, slopes, offsets)
-            write(dx, m * C + c, x_again, 0)
-            if of_y:
-                write(dz, m * C + c, again, 0)
-            m += ROWS
-            at += STRIDE
         if rank == 0 and tid < CHANNELS:
             dbias[own], dweight[own] = plain, centred
         # A block stays as long as another reads its sums.

@@ -19,16 +19,18 @@ def _same(value):
 
 
 @cache
-def fprop_kernel(kind: str, tile: Tile, activation: str, plus: bool) -> Any:
-    """`activation`: what y is made by at last, "" for none. `plus`: `other` is added before."""
+def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool) -> Any:
+    """`flight`: pixels that a thread loads before it uses the first. `activation`: what y is made by at last, "" for none. `plus`: `other` is
+    added before.
+    """
     read, write, get, put, floats, rounded, STORED, WORD = words_io(kind)
     WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = 8 if kind == "bfloat16" else 4, tile.columns, tile.rows, tile.cluster, tile.threads
     CHANNELS, SUMS, STRIDE = WIDTH * COLUMNS, 2 * WIDTH, WIDTH * THREADS
     NUMBERS, BEGIN = 2 * CHANNELS, floats_of(tile, WIDTH) * WIDTH // 4
     (load_one, _), (gather, total), load_floats = scalar_io(kind), block_sums(tile, WIDTH), shared_floats(WIDTH)
     function = ACTIVATIONS[activation].function if activation else _same
-    # x alone is read in the first pass; in the second no activation has more than two pixels to wait for, but loads of `other` have.
-    FLIGHT, AGAIN = 8, 4 if plus else 2
+    # In the second pass only loads of `other` have to be waited for.
+    FLIGHT, AGAIN = flight, min(flight, 4 if plus else 2)
     WORDS, WORDS_AGAIN = 4 * FLIGHT, 4 * AGAIN
 
     @jit(device=True)
@@ -89,20 +91,15 @@ def fprop_kernel(kind: str, tile: Tile, activation: str, plus: bool) -> Any:
         for k in range(SUMS):
             sums[k] = 0.0
         m, at = first + row, BEGIN + tid * WIDTH
-        while m + (FLIGHT - 1) * ROWS < last:
+        while m < last:
             for j in range(FLIGHT):
-                read(x, (m + j * ROWS) * C + c, words, 4 * j)
+                read(x, min(m + j * ROWS, last - 1) * C + c, words, 4 * j)
             for j in range(FLIGHT):
-                put(kept, at + j * STRIDE, words, 4 * j)
-                take(words, 4 * j, values, means, sums)
+                if m + j * ROWS < last:
+                    put(kept, at + j * STRIDE, words, 4 * j)
+                    take(words, 4 * j, values, means, sums)
             m += FLIGHT * ROWS
             at += FLIGHT * STRIDE
-        while m < last:
-            read(x, m * C + c, words, 0)
-            put(kept, at, words, 0)
-            take(words, 0, values, means, sums)
-            m += ROWS
-            at += STRIDE
         gather(memory, sums)
         if tid < CHANNELS:
             away, squares = total(memory, tid), total(memory, CHANNELS + tid)
@@ -132,24 +129,17 @@ def fprop_kernel(kind: str, tile: Tile, activation: str, plus: bool) -> Any:
         load_floats(memory, numbers + CHANNELS, factors)
         load_floats(memory, numbers + 2 * CHANNELS, biases)
         m, at = first + row, BEGIN + tid * WIDTH
-        while m + (AGAIN - 1) * ROWS < last:
+        while m < last:
+            if plus:
+                for j in range(AGAIN):
+                    read(other, min(m + j * ROWS, last - 1) * C + c, extra, 4 * j)
             for j in range(AGAIN):
-                get(kept, at + j * STRIDE, again, 4 * j)
-                if plus:
-                    read(other, (m + j * ROWS) * C + c, extra, 4 * j)
-            for j in range(AGAIN):
-                make(again, extra, 4 * j, values, others, means, factors, biases)
-                write(y, (m + j * ROWS) * C + c, again, 4 * j)
+                if m + j * ROWS < last:
+                    get(kept, at + j * STRIDE, again, 4 * j)
+                    make(again, extra, 4 * j, values, others, means, factors, biases)
+                    write(y, (m + j * ROWS) * C + c, again, 4 * j)
             m += AGAIN * ROWS
             at += AGAIN * STRIDE
-        while m < last:
-            get(kept, at, again, 0)
-            if plus:
-                read(other, m * C + c, extra, 0)
-            make(again, extra, 0, values, others, means, factors, biases)
-            write(y, m * C + c, again, 0)
-            m += ROWS
-            at += STRIDE
         if rank == 0 and tid < CHANNELS:
             mean[own], rstd[own] = middle, scale
             running_mean[own] = (1.0 - momentum) * running_mean[own] + momentum * middle

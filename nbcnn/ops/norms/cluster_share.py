@@ -18,11 +18,12 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit, types, u4
-from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.loops import ceil_div, power_of_two
 from nbcnn.ops.ptx import cvt, vector
 from nbcnn.ops.ptx.shuffle import WARP
 
 ALL_LANES = 0xFFFFFFFF
+MOST_IN_FLIGHT = 8
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,23 @@ class Tile:
 
 @dataclass(frozen=True)
 class Layout:
-    """A block's shared memory: the elements of a tensor that it holds, and the bytes of all."""
+    """A block's shared memory: the pixels of a thread at most, the elements of a tensor that the block holds, and the bytes of all."""
 
+    slots: int
     held: int
     nbytes: int
+
+    @property
+    def flight(self) -> int:
+        """Pixels that a thread may load before it uses the first: all that it has, and 8 at most."""
+        return min(power_of_two(self.slots), MOST_IN_FLIGHT)
 
 
 def layout_of(tile: Tile, width: int, pixels: int, tensors: int) -> Layout:
     """The shared memory of a block with so many pixels of `tensors` tensors, 16 bytes of which are `width` channels."""
-    held = ceil_div(pixels, tile.rows) * tile.threads * width
-    return Layout(held, 4 * floats_of(tile, width) + 16 // width * held * tensors)
+    slots = ceil_div(pixels, tile.rows)
+    held = slots * tile.threads * width
+    return Layout(slots, held, 4 * floats_of(tile, width) + 16 // width * held * tensors)
 
 
 def floats_of(tile: Tile, width: int) -> int:

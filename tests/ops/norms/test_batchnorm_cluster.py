@@ -19,7 +19,7 @@ from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.norms import batch, batch_cluster
 from nbcnn.ops.norms.batch_cluster import BLOCK_SHARED, FEWEST, MULTIPROCESSORS, RESERVED, SHARED, WAVES, candidates_of
-from nbcnn.ops.norms.cluster_share import layout_of
+from nbcnn.ops.norms.cluster_share import Tile, layout_of
 
 TENSORCORE = {precision: MODES["tensorcore", precision] for precision in ("bf16", "tf32", "fp32")}
 COMPILES = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
@@ -38,6 +38,7 @@ COMPILES = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles n
         ((512, 512, 4, 4), "float32", 2, 4, 256),
         ((512, 256, 8, 8), "bfloat16", 1, 2, 128),
         ((512, 256, 8, 8), "bfloat16", 2, None, None),
+        ((10, 128, 13, 11), "bfloat16", 1, 2, 64),
         ((512, 128, 8, 8), "bfloat16", 2, None, None),
         ((512, 64, 32, 32), "bfloat16", 1, None, None),
         ((8192, 1024, 4, 4), "bfloat16", 1, None, None),
@@ -111,9 +112,9 @@ REST = [(op, precision) for op in batch_cluster.OPS for precision in TENSORCORE 
 @COMPILES
 @pytest.mark.parametrize(("op", "precision"), [*FIRST, *full(*REST)])
 def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision):
-    """At most 128 registers: a block of 512 threads, alone on its multiprocessor, then has them all."""
+    """At most 128 registers: a block of 512 threads, alone on its multiprocessor, then has them all. Eight pixels a thread are most in flight."""
     for more in (False, True) if op == "batchnorm_add_relu_grads" else (False,):
-        made, _ = bound(op, precision, (64, 256, 2, 2), Host(), more)
+        made, _ = bound(op, precision, (80, 128, 8, 8), Host(), more, tile=Tile(4, 128, 8))
         (launch,) = made.launches
         report = compile_launch(launch)
         assert (report.frame_bytes, report.registers <= 128, report.cluster) == (0, True, 8), report.registers
@@ -167,6 +168,19 @@ def test_every_tile_is_right_in_the_simulator(op, device):
         made, case = bound(op, "bf16", shape, device, tile=tile)
         made.run()
         within(case, "bf16", made.results())
+
+
+@pytest.mark.skipif(not compiler.LOCKSTEP, reason="needs NBCNN_SIMULATOR=1")
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("form", ["relu6_fprop", "add_relu_fprop", "relu6_grads", "gelu_grads", "add_relu_grads"])
+def test_many_pixels_a_thread_are_right_in_the_simulator(form, precision, rows, device):
+    """Twelve or three of them, the last one not of every thread: loads ahead of what is there do no harm."""
+    made, case = bound(f"batchnorm_{form}", precision, (10, 128, 13, 11), device, more=form == "add_relu_grads", tile=Tile(2, rows, 8))
+    with checking() as seen:
+        made.run()
+    assert not seen.faults, list(map(str, seen.faults))
+    within(case, precision, made.results())
 
 
 @pytest.fixture
