@@ -24,6 +24,7 @@ BASIC = (
     "test_batchnorm_cluster.py",
     "test_bench_ceilings.py",
     "test_cluster.py",
+    "test_conv_wgmma_swapped.py",
     "test_gemm.py",
     "test_in_step.py",
     "test_planted_faults.py",
@@ -34,7 +35,7 @@ FILES = (*BASIC, "test_parity.py")
 """The basic kernels, and those of every row."""
 OF_NUMBA = ("test_compiler_door.py", "test_turns.py")
 """What descriptions become in Numba's simulator."""
-OF_OURS = ("test_batchnorm_cluster.py", "test_cluster.py", "test_in_step.py", "test_planted_faults.py")
+OF_OURS = ("test_batchnorm_cluster.py", "test_cluster.py", "test_conv_wgmma_swapped.py", "test_in_step.py", "test_planted_faults.py")
 FURTHER = (
     "test_callers_arrays.py",
     "test_conv_evonorm.py",

@@ -240,8 +240,8 @@ With 64 channels ping-pong loses unless products are swapped: one warpgroup wait
 """
 _SHORTEST_STRIP, _LONGEST_STRIP = 16, 32
 """Lines of a strip of eight pixels: 8 would give a product no more columns than it has without swapping, 32 give 256, the most."""
-_SHORT = ((128, 64, 1, 1, 2, False), (128, 64, 1, 2, 2, False), (128, 64, 1, 2, 2, True))
-"""Shapes for phases of unequal taps, whose tiles are over after a few steps: their epilogues take longer than their products."""
+_SHORT = ((128, 64, 1, 2, 2, True),)
+"""A shape for phases of unequal taps, whose tiles are over after a few steps: their epilogues take longer than their products."""
 _MOST_SLOTS = 6
 _MOST_KEPT = 12
 """Stages of filters, kept or not, for which there are barriers: with the eight others, two of 8 bytes each fill BARRIER_BYTES."""
