@@ -35,6 +35,7 @@ class PixelTile(OverPixels):
     element  bytes of an operand's element: 2 (bfloat16) or 4, whose tiles are transposed in shared memory, 32 pixels a step.
     planes   into how many tf32 values an element is split, 1 or 2.
     split    blocks that share one output tile.
+    cluster  of these blocks as many add their parts before they write them (`wgrad_cluster`).
 
     A tile lies in shared memory as panels of BK pixels × 128 bytes. BM is `groups` times 64 or 128, BN whole panels.
     """
@@ -47,6 +48,7 @@ class PixelTile(OverPixels):
     element: int = 2
     planes: int = 1
     split: int = 1
+    cluster: int = 1
 
     @property
     def panel(self) -> int:
