@@ -58,9 +58,10 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
 
     def _cycles(self, tile: PixelTile | SquareTile, g: Correlation, multiprocessors: int) -> float:
         """Estimated time with a tile."""
+        places = wgrad_tile.in_clusters(multiprocessors, tile.cluster)
         if isinstance(tile, SquareTile):
-            return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], multiprocessors)
-        return cycles(wgrad_tile.work(g, tile), RATES["pixels", self.precision], multiprocessors)
+            return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], places)
+        return cycles(wgrad_tile.work(g, tile), RATES["pixels", self.precision], places)
 
     def column_tiles(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
         return tile.column_tiles(g)

@@ -14,7 +14,6 @@ Sums come in fours, as wgmma leaves them: two columns of a row, and two of the r
 from __future__ import annotations
 
 from functools import cache
-from math import gcd
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
@@ -89,7 +88,8 @@ def add_ranks(consumers: int, sums: int, cluster: int, place: Any) -> Any:
     A four is read where its first row is wanted, so that a thread has all that it asked for when it has issued its stores.
     """
     CLUSTER, FOURS, PITCH = cluster, sums // 4 // cluster, consumers * 16
-    FLIGHT = gcd(FOURS, 4)
+    # The fours of a thread that are under way at a time.
+    FLIGHT = max(count for count in range(1, 5) if FOURS % count == 0)
     VALUES = 4 * CLUSTER * FLIGHT
 
     @jit(device=True)

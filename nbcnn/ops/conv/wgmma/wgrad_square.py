@@ -25,7 +25,17 @@ from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, consumer, init_ring,
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_cluster import place_of_block, share_sums, steps_of_part
-from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP, compulsory_bytes, parts_bytes
+from nbcnn.ops.conv.wgmma.wgrad_tile import (
+    BARRIERS,
+    HELPED,
+    HELPERS,
+    MOST_SPLIT,
+    WARP,
+    compulsory_bytes,
+    exchange_cycles,
+    parts_bytes,
+    splits_of_clusters,
+)
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -123,15 +133,18 @@ class SquareTile(OverPixels):
 
 
 def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
-    """The tile, in bf16, with the splits that fill half a wave or one; none where the images of dy are no squares, or pixels and taps are apart."""
+    """The tile, in bf16, with the splits that fill half a wave, one or two, with clusters and without; none where the images of dy are no squares, or pixels and taps are apart."""
     if g.stride != 1 or g.P % SQUARE or g.Q % SQUARE or g.taps == 1 or max(g.R, g.S) > _MOST_TAPS:
         return
     tile = SquareTile(64, g.R, g.S, 0)
     tile = replace(tile, slots=min(_MOST_SLOTS, (_SHARED_OF_BLOCK - tile.shared_bytes) // tile.stage_bytes))
     outputs = tile.row_tiles(g) * tile.column_tiles(g)
     most = min(MOST_SPLIT, tile.pixel_steps(g))
-    for split in sorted({min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2)}):
+    waves = (0.5, 1, 2)
+    for split in sorted({min(most, max(1, int(wave * multiprocessors) // outputs)) for wave in waves}):
         yield replace(tile, split=split)
+    for split, cluster in splits_of_clusters(outputs, most, multiprocessors, waves):
+        yield replace(tile, split=split, cluster=cluster)
 
 
 def work(g: Correlation, tile: SquareTile) -> Work:
@@ -144,9 +157,10 @@ def work(g: Correlation, tile: SquareTile) -> Work:
         tensor=tile.BM * tile.R * tile.S * CHANNELS * tile.BK / 2048,
         shared=tile.landed_bytes + tile.R * (tile.BM + tile.S * CHANNELS) * tile.BK * 2,
         fetched=tile.landed_bytes,
-        ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS,
+        ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS / tile.cluster,
         memory=compulsory_bytes(g, 2),
         parts=parts_bytes(g, tile),
+        exchange=exchange_cycles(tile, tile.BM * tile.R * tile.S * CHANNELS),
     )
 
 
