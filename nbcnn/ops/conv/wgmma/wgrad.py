@@ -26,7 +26,10 @@ from nbcnn.ops.kernel.traffic import windows
 
 
 def grid_of(tile: PixelTile | SquareTile, g: Correlation, tiles: int) -> tuple[int, int]:
-    """(tiles, parts), or with clusters, which lie along x, all of both there: `wgrad_cluster.place_of_block`. Raises ValueError where pixels are too few."""
+    """(tiles, parts), or with clusters, which lie along x, all of both there: `wgrad_cluster.place_of_block`.
+
+    Raises ValueError where there are fewer steps of pixels than blocks of a cluster.
+    """
     parts = tile.parts(g)
     if parts == 0:
         raise ValueError(f"{tile.pixel_steps(g)} steps of pixels are not one for each block of a cluster: {tile}")

@@ -8,7 +8,7 @@ memory, which is free behind the last product, and each adds a share of all rank
     order                 rank i adds its own sums first, then those of ranks i + 1, …, around: all ranks read from different blocks at a time, and a
                           result has the same bits every time
 
-Sums come in fours, as wgmma leaves them: two columns of a row, and two of the row 8 below. `PlaceOfFour` says which.
+Sums come in fours, as wgmma leaves them: two columns of a row, and two of the row 8 below. `place_of_four` of a kernel says which.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def put_sums(consumers: int, sums: int) -> Any:
 
 @cache
 def add_ranks(consumers: int, sums: int, cluster: int, place: Any) -> Any:
-    """Device function (partials, ring, t, rank, plane, m0, column0, columns, M, C, taps, S): what the ranks put, added, to partials[plane][m][tap][c].
+    """Device function (partials, ring, t, rank, plane, m0, column0, columns, M, C, taps, S): the ranks' sums, added, to partials[plane][m][tap][c].
 
     place  device function (t, four, m0, column0, columns, C, S) -> (m, tap, c, whether the columns are there) of a four's first sum
 

@@ -167,7 +167,7 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
     add_up, place = summer(tile, bias == "shifted"), panel_place(tile.panel)
     CLUSTER, locate = tile.cluster, place_of_block(tile.BM, tile.cluster)
     SUMMERS = ARRIVALS - tile.consumers // WARP
-    share = share_sums(tile.consumers, ACC, CLUSTER, SUMMERS, place_of_four(tile), RING) if CLUSTER > 1 else None
+    share: Any = share_sums(tile.consumers, ACC, CLUSTER, SUMMERS, place_of_four(tile), RING) if CLUSTER > 1 else None
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
     # 16 bytes of a pixel a lane; lanes beyond a pixel of few channels begin anew.
     CHUNK_BITS = min(31, tile.BN // 8 - 1) if tile.BN & (tile.BN - 1) == 0 else 31
@@ -181,8 +181,8 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
         (`wgrad_cluster`), and z counts clusters in partials.
         block: `groups` warpgroups that multiply, a warp whose first thread fetches; then three helper warps that transpose tiles (tf32, fp32), or
         add up dy if there is a bias. owns: a block BM × BN, a warpgroup BM/groups rows of it.
-        shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·steps·BK·(BM + BN) + 4·BM·BN bytes, of these
-        sums in clusters a part each.
+        shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·steps·BK·(BM + BN) + 4·BM·BN bytes; in clusters a
+        share of the latter, and through their shared memory all of them once.
         needs: compute capability 9.0 (wgmma, TMA).
         bias: which operand is dy, "stationary" or "shifted"; "" where no bias gradient is wanted.
         """

@@ -133,7 +133,10 @@ class SquareTile(OverPixels):
 
 
 def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
-    """The tile, in bf16, with the splits that fill half a wave, one or two, with clusters and without; none where the images of dy are no squares, or pixels and taps are apart."""
+    """The tile, in bf16, with the splits that fill half a wave, one or two, with clusters and without.
+
+    None where the images of dy are no squares, or pixels and taps are apart.
+    """
     if g.stride != 1 or g.P % SQUARE or g.Q % SQUARE or g.taps == 1 or max(g.R, g.S) > _MOST_TAPS:
         return
     tile = SquareTile(64, g.R, g.S, 0)
@@ -243,7 +246,7 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
     consume = consumer(_multiply_square(tile), SUMS, STAGES, tile.stage_bytes, 0)
     add_up = summer(tile, False)
     CLUSTER, locate = tile.cluster, place_of_block(tile.BM, tile.cluster)
-    share = share_sums(CONSUMERS, SUMS, CLUSTER, HELPERS if bias else 0, place_of_four(tile), RING) if CLUSTER > 1 else None
+    share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, HELPERS if bias else 0, place_of_four(tile), RING) if CLUSTER > 1 else None
 
     @jit(launch_bounds=(tile.threads(bias), 1), cluster=CLUSTER if CLUSTER > 1 else None)
     def square_product_kernel(maps, partials, partials_b, M, C, P, Q, top, left, pixel_steps, steps, column_tiles):
@@ -255,7 +258,8 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
         block   a warpgroup for each line of the filter, a warp whose first thread fetches; three helper warps that add up dy if there is a bias.
         owns    warpgroup r 64 × (S taps of 64 channels), thread 2 columns of 8, every 8th row.
         shared  `tile.shared_bytes`: the ring, its barriers, the helpers' sums.
-        moves   per block: steps·128·(64 + PH·PW) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of parts, in clusters a share of them.
+        moves   per block: steps·128·(64 + PH·PW) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of parts; in clusters a share
+                of these, and through their shared memory all of them once.
         needs   compute capability 9.0 (wgmma, TMA).
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides of MN-major operands.
         """

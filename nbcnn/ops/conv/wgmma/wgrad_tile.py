@@ -140,9 +140,7 @@ def splits_of_clusters(outputs: int, most: int, multiprocessors: int, waves: tup
     """(split, cluster) with as many blocks as those waves have places: fours, and pairs where fours would leave many places empty."""
     found = set()
     for wave in waves:
-        fours, pairs = (
-            min(most, int(wave * in_clusters(multiprocessors, cluster)) // outputs) // cluster * cluster for cluster in _CLUSTERS
-        )
+        fours, pairs = (min(most, int(wave * in_clusters(multiprocessors, cluster)) // outputs) // cluster * cluster for cluster in _CLUSTERS)
         if fours:
             found.add((fours, 4))
         if pairs and fours <= 0.8 * pairs:
