@@ -28,6 +28,11 @@ FREE = 2
 """The named barrier behind which no warp reads the ring; helper warps have 1."""
 
 
+def option(cluster: int) -> dict[str, int]:
+    """What `jit` is told."""
+    return {"cluster": cluster} if cluster > 1 else {}
+
+
 @cache
 def place_of_block(BM: int, cluster: int) -> Any:
     """Device function (M, column_tiles) -> (row tile, column tile, part z).

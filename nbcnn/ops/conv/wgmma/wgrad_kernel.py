@@ -22,7 +22,7 @@ from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stag
 from nbcnn.ops.conv.wgmma.ring import consumer as ring_consumer
 from nbcnn.ops.conv.wgmma.tile import WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
-from nbcnn.ops.conv.wgmma.wgrad_cluster import place_of_block, share_sums, steps_of_part
+from nbcnn.ops.conv.wgmma.wgrad_cluster import option, place_of_block, share_sums, steps_of_part
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPERS, WARP, PixelTile
 from nbcnn.ops.conv.wgmma.wgrad_transpose import transposer
@@ -172,7 +172,7 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
     # 16 bytes of a pixel a lane; lanes beyond a pixel of few channels begin anew.
     CHUNK_BITS = min(31, tile.BN // 8 - 1) if tile.BN & (tile.BN - 1) == 0 else 31
 
-    @jit(launch_bounds=(tile.threads(bias != ""), 1), cluster=CLUSTER if CLUSTER > 1 else None)
+    @jit(launch_bounds=(tile.threads(bias != ""), 1), **option(CLUSTER))
     def pixel_product_kernel(maps, partials, partials_b, M, C, P, Q, R, S, stride, top, left, pixel_steps, steps, column_tiles):
         """partials[z][m][(r,s)][c] = Σ_pixel stationary[pixel][m] · shifted[pixel shifted by (r,s)][c] over part z; bias sums of it in partials_b.
 

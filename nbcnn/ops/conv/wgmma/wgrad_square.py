@@ -24,7 +24,7 @@ from nbcnn.ops.conv.frame.wgrad import OverPixels
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, consumer, init_ring, next_stage
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
-from nbcnn.ops.conv.wgmma.wgrad_cluster import place_of_block, share_sums, steps_of_part
+from nbcnn.ops.conv.wgmma.wgrad_cluster import option, place_of_block, share_sums, steps_of_part
 from nbcnn.ops.conv.wgmma.wgrad_tile import (
     BARRIERS,
     HELPED,
@@ -248,7 +248,7 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
     CLUSTER, locate = tile.cluster, place_of_block(tile.BM, tile.cluster)
     share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, HELPERS if bias else 0, place_of_four(tile), RING) if CLUSTER > 1 else None
 
-    @jit(launch_bounds=(tile.threads(bias), 1), cluster=CLUSTER if CLUSTER > 1 else None)
+    @jit(launch_bounds=(tile.threads(bias), 1), **option(CLUSTER))
     def square_product_kernel(maps, partials, partials_b, M, C, P, Q, top, left, pixel_steps, steps, column_tiles):
         """partials[z][m][(r,s)][c] = Σ_pixel dy[pixel][m] · x[pixel shifted by (r,s)][c] over part z; sums of dy in partials_b.
 
