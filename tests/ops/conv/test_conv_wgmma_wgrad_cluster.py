@@ -179,6 +179,7 @@ PLAYED = (
     ("bf16", "conv_wgrad", PixelTile(128, 128, 64, 2, 3), True, (3, 64, 12, 12, 128), 1),
     ("bf16", "conv_wgrad", SquareTile(64, 3, 3, 7), True, (5, 64, 16, 16, 64), 3),
     ("bf16", "conv_wgrad", SquareTile(64, 3, 3, 7), False, (2, 64, 16, 16, 64), 3),
+    ("bf16", "upconv_wgrad", SMALL, True, (3, 64, 10, 10, 64), 3),
     ("tf32", "conv_wgrad", PixelTile(64, 64, 32, 1, 3, element=4), True, (2, 32, 12, 12, 64), 1),
 )
 
@@ -232,7 +233,10 @@ def test_played_clusters_add_the_parts_of_their_blocks(precision, op, tile, bias
     assert len(seen) == len(found)
     assert max(found) < planes * g.K * g.taps * g.C
     # The bias gradient has a plane of sums for each part, not for each cluster.
-    assert all(at < parts * tile.column_tiles(g) * g.K for at in biases)
+    planes_b, count_b = wgrad.WgmmaWeightGradient(precision).bias_planes(bare(case, tile, precision))
+    assert planes_b % parts == 0
+    assert all(at < planes_b * count_b for at in biases)
+    assert bool(biases) == (bias and precision == "bf16")
 
 
 # -- compiled, and a GPU
