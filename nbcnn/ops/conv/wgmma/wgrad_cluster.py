@@ -145,7 +145,8 @@ def share_sums(consumers: int, sums: int, cluster: int, summers: int, place: Any
         cluster_arrive()
         cluster_wait()
         add(partials, ring, t, cluster_rank(), plane, m0, column0, columns, M, C, taps, S)
-        # A block stays as long as another reads its memory.
+        # A block stays as long as another reads its memory. Lanes whose rows or channels are not there come with the others: by whole warps.
+        cuda.syncwarp()
         cluster_arrive_relaxed()
         cluster_wait()
 
