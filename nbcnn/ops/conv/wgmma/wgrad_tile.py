@@ -1,7 +1,8 @@
 """Tiles of the weight gradient, and the choice of one for a shape.
 
 The GEMM is K × (taps of C channels) × pixels: few output tiles and a long sum. So the pixels are cut into `split` parts, as
-many as make one block for every place on the GPU, and another launch adds the parts in order.
+many as make one block for every place on the GPU, and another launch adds the parts in order; blocks of a cluster add theirs
+before (`wgrad_cluster`).
 """
 
 from __future__ import annotations
