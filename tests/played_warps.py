@@ -2,11 +2,13 @@
 
 The first lane of every warp is a thread of Python and runs the kernel's own code, in which instructions are played: TMA writes down what it would
 have loaded where, wgmma what it would multiply, and at the wait for it that nobody has overwritten that. A block that waits for ever raises Stuck.
+The blocks of a cluster are played together, by `play_cluster`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
@@ -46,14 +48,54 @@ def on_host(function: Function) -> Any:
     return Block(0, 1, 1, {}, {}).code(function)
 
 
+class Cluster:
+    """What the blocks of a cluster share: their barrier, at which a warp that has ended is not waited for."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks, self.changed, self.phase, self.come, self.gone = blocks, threading.Condition(), 0, 0, 0
+        self.warps = sum(block.warps for block in blocks)
+
+    def arrive(self, here: Any) -> None:
+        with self.changed:
+            here.phase = self.phase
+            self.come += 1
+            self._close()
+
+    def leave(self) -> None:
+        with self.changed:
+            self.gone += 1
+            self._close()
+
+    def wait(self, here: Any) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.phase > here.phase, _SECONDS):
+                raise Stuck(f"the barrier of a cluster: {self.come} of {self.warps} warps have come, {self.gone} have ended")
+
+    def _close(self) -> None:
+        if self.come and self.come + self.gone == self.warps:
+            self.phase, self.come = self.phase + 1, 0
+            self.changed.notify_all()
+
+
+def play_cluster(blocks: Sequence[Block], kernel: Function, args: tuple[Any, ...]) -> None:
+    """Run blocks of one cluster, by their ranks."""
+    cluster = Cluster(blocks)
+    for rank, block in enumerate(blocks):
+        block.cluster, block.rank = cluster, rank
+    started = [block.start(kernel, args) for block in blocks]
+    for block, threads in zip(blocks, started, strict=True):
+        block.join(threads)
+
+
 class Block:
     """One block: `play(kernel, args)` runs it, and `stored` is what it had TMA store.
 
-    sizes: bytes of a load by the name of its instruction. replaced: what is done instead of device functions, by the start of their qualified name,
+    sizes: bytes of a load by the name of its instruction, or a function of its tensor map. fill: what the sums of a thread are when its products have
+    ended, a function of the thread. replaced: what is done instead of device functions, by the start of their qualified name,
     with the block before the arguments.
     """
 
-    def __init__(self, number: int, grid: int, warps: int, sizes: dict[str, int], replaced: dict[str, Any]) -> None:
+    def __init__(self, number: int, grid: int, warps: int, sizes: dict[str, Any], replaced: dict[str, Any], fill: Any = None) -> None:
         self.warps, self.sizes, self.replaced = warps, sizes, replaced
         self.changed = threading.Condition()
         self.barriers: dict[int, _Barrier] = {}
@@ -61,30 +103,42 @@ class Block:
         self.stored: list[Any] = []
         self.results: dict[int, Any] = {}
         self.here, self.errors = threading.local(), []
-        self.named: dict[str, threading.Barrier] = {}
+        self.named: dict[str, list[int]] = {}
+        self.fill, self.written, self.out, self.left = fill, {}, {}, warps
+        self.cluster, self.rank = Cluster([self]), 0
         self._known: dict[int, Any] = {}
         local, whole = SimpleNamespace(array=lambda count, kind: self._sums(count)), threading.Barrier(warps)
         self.cuda = SimpleNamespace(
-            blockIdx=SimpleNamespace(x=number),
+            blockIdx=SimpleNamespace(x=number, y=0),
             gridDim=SimpleNamespace(x=grid),
             shared=SimpleNamespace(array=lambda *_: None),
             local=local,
             syncthreads=lambda: whole.wait(_SECONDS),
+            syncwarp=lambda *_: None,
+            ballot_sync=lambda mask, wanted: 0,
         )
 
     def play(self, kernel: Function, args: tuple[Any, ...]) -> None:
+        self.join(self.start(kernel, args))
+
+    def start(self, kernel: Function, args: tuple[Any, ...]) -> list[threading.Thread]:
         def warp(number: int) -> None:
-            self.here.sums = None
+            self.here.sums, self.here.thread = None, 32 * number
             try:
                 self.code(kernel, number)(*args)
             except BaseException as error:
                 with self.changed:
                     self.errors.append(error)
                     self.changed.notify_all()
+            self.left -= 1
+            self.cluster.leave()
 
         threads = [threading.Thread(target=warp, args=(number,), daemon=True) for number in range(self.warps)]
         for thread in threads:
             thread.start()
+        return threads
+
+    def join(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
             thread.join(2 * _SECONDS)
         if self.errors:
@@ -126,11 +180,9 @@ class Block:
         return known[id(value)]
 
     def _instruction(self, name: str) -> Any:
-        if name.startswith("bar_sync"):
-            threads = int(name.rsplit("_", 1)[1])
-            with self.changed:
-                barrier = self.named.setdefault(name, threading.Barrier(threads // 32))
-            return lambda: barrier.wait(_SECONDS)
+        if name.startswith(("bar_sync", "bar_arrive")):
+            waits, (number, threads) = name.startswith("bar_sync"), name.split("_")[2:]
+            return lambda: self._meet(number, int(threads) // 32, waits)
         if name.startswith("wgmma_m64"):
             return self._multiply
         if name.startswith("wgmma_wait_group"):
@@ -139,6 +191,15 @@ class Block:
         if name in self.sizes:
             return lambda to, source, *where: self._load(name, to, source, where)
         known = {
+            "float_bits": lambda value: value,
+            "st_shared_v4_b32_at": lambda at, *words: self._write(at, words),
+            "st_global_v2": lambda at, *values: self._put(at // 4, values),
+            "cluster_rank": lambda: self.rank,
+            "cluster_arrive": lambda: self.cluster.arrive(self.here),
+            "cluster_arrive_relaxed": lambda: self.cluster.arrive(self.here),
+            "cluster_wait": lambda: self.cluster.wait(self.here),
+            "address_of_block": lambda at, rank: rank << 32 | at,
+            "ld_of_block_v4_if": lambda at, wanted: self._read_block(at >> 32, at & 0xFFFFFFFF) if wanted else (0.0,) * 4,
             "byte_address_shared": lambda _: _BASE,
             "byte_address_global": lambda _: 0,
             "mbarrier_init": self._init,
@@ -170,9 +231,11 @@ class Block:
     def _load(self, name: str, to: int, source: int, where: tuple[int, ...]) -> None:
         with self.changed:
             at = {"cp_async_bulk_tensor_2d": 2, "cp_async_bulk_tensor_4d": 4, "cp_async_bulk_tensor_4d_im2col": 4}[name]
-            self.memory[to] = (source, self.sizes[name], where[:at] + where[at + 1 :])
+            size = self.sizes[name](source) if callable(self.sizes[name]) else self.sizes[name]
+            assert not self.written, "loaded into memory that has sums"
+            self.memory[to] = (source, size, where[:at] + where[at + 1 :])
             barrier = self.barriers[where[at]]
-            barrier.bytes -= self.sizes[name]
+            barrier.bytes -= size
             barrier.close()
             self.changed.notify_all()
 
@@ -196,6 +259,42 @@ class Block:
             for at, content in group:
                 assert self.memory[at] is content, "overwritten while it was multiplied"
         sums.groups = sums.groups[max(0, ended) :]
+        if running == 0 and self.fill:
+            sums[:] = self.fill(self.here.thread, len(sums))
+
+    def _meet(self, number: str, warps: int, waits: bool) -> None:
+        with self.changed:
+            barrier = self.named.setdefault(number, [0, 0])
+            phase = barrier[1]
+            barrier[0] += 1
+            if barrier[0] == warps:
+                barrier[:] = 0, phase + 1
+                self.changed.notify_all()
+            elif waits and (not self.changed.wait_for(lambda: self.errors or barrier[1] > phase, _SECONDS) or self.errors):
+                raise Stuck(f"named barrier {number}")
+
+    def _write(self, at: int, words: tuple[Any, ...]) -> None:
+        """Four words to shared memory, over what a load has left there."""
+        with self.changed:
+            assert at % 16 == 0
+            first = max((first for first in self.memory if first <= at), default=None)
+            if first is not None and at < first + self.memory[first][1]:
+                source, size, where = self.memory[first]
+                self.memory[first] = (source, size, where)
+            assert at not in self.written
+            self.written[at] = words
+
+    def _put(self, at: int, values: tuple[Any, ...]) -> None:
+        """Values to memory, each place once."""
+        with self.changed:
+            for i, value in enumerate(values):
+                assert at + i not in self.out
+                self.out[at + i] = value
+
+    def _read_block(self, rank: int, at: int) -> Any:
+        other = self.cluster.blocks[rank]
+        assert other.left, "a block has ended whose memory is read"
+        return other.written[at]
 
     def _result(self, at: int) -> Any:
         return self.results[max(first for first in self.results if first <= at)]

@@ -6,7 +6,7 @@ shared memory behind a barrier of the cluster, and no block may end while anothe
 
 from __future__ import annotations
 
-from nbcnn.gpu.language import f4, jit, types, u4
+from nbcnn.gpu.language import f4, i4, jit, types, u4
 from nbcnn.ops.ptx.asm import byte_address_shared, instruction
 
 cluster_rank = instruction("cluster_rank", "mov.u32 $0, %cluster_ctarank;", types.int32, (), pure=True)
@@ -18,6 +18,17 @@ cluster_arrive_relaxed = instruction("cluster_arrive_relaxed", "barrier.cluster.
 cluster_wait = instruction("cluster_wait", "barrier.cluster.wait.acquire.aligned;", None, ())
 """(): wait until all threads of the cluster have come to its barrier. By whole warps."""
 _load = instruction("ld_of_block", "{ .reg .u32 there; mapa.shared::cluster.u32 there, $1, $2; ld.shared::cluster.f32 $0, [there]; }", f4, (u4, u4))
+
+address_of_block = instruction("address_of_block", "mapa.shared::cluster.u32 $0, $1, $2;", u4, (u4, u4), pure=True)
+"""(shared address, rank) -> the address of the same place in the shared memory of block `rank` of the cluster; offsets may be added to it."""
+load4_of_block_if = instruction(
+    "ld_of_block_v4_if",
+    "{ .reg .pred p; setp.ne.s32 p, $5, 0; mov.f32 $0, 0f00000000; mov.f32 $1, 0f00000000; mov.f32 $2, 0f00000000;"
+    " mov.f32 $3, 0f00000000; @p ld.shared::cluster.v4.f32 {$0,$1,$2,$3}, [$4]; }",
+    (f4,) * 4,
+    (u4, i4),
+)
+"""(what `address_of_block` gives, wanted) -> four floats, 16 bytes; four zeros where `wanted` is 0 (nothing is then read)."""
 
 
 @jit(device=True)

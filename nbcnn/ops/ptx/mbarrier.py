@@ -34,3 +34,9 @@ mbarrier_wait = instruction(
 def bar_sync(barrier: int, threads: int) -> Any:
     """Intrinsic (): wait for `threads` threads of the block (whole warps) at named barrier 1 … 15; 0 is `cuda.syncthreads`."""
     return instruction(f"bar_sync_{barrier}_{threads}", f"bar.sync {barrier}, {threads};", None, ())
+
+
+@cache
+def bar_arrive(barrier: int, threads: int) -> Any:
+    """Intrinsic (): come to named barrier 1 … 15 of `threads` threads without waiting there; whole warps."""
+    return instruction(f"bar_arrive_{barrier}_{threads}", f"bar.arrive {barrier}, {threads};", None, ())

@@ -100,7 +100,10 @@ def test_every_part_has_steps_and_all_pixels_are_covered():
             squares = wgrad_square.candidates(g, 132) if precision == "bf16" else ()
             for tile in (*candidates(g, precision, 132), *squares):
                 steps, parts = tile.steps(g), tile.parts(g)
-                assert (parts - 1) * steps < tile.pixel_steps(g) <= parts * steps
+                assert parts * (steps - 1) < tile.pixel_steps(g) <= parts * steps
+                assert tile.cluster > 1 or (parts - 1) * steps < tile.pixel_steps(g)
+                assert parts > 0
+                assert parts % tile.cluster == 0
                 assert tile.shared_bytes <= 227 * 1024
 
 

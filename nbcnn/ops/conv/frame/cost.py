@@ -27,6 +27,7 @@ class Work:
     memory      compulsory bytes of the launch
     parts       bytes of the parts that a second launch adds, 0 without one
     turns       tiles on which a block works alternately: with 2, the epilogue of one overlaps the products of the other
+    exchange    cycles in which a block adds its sums to those of the other blocks of its cluster, beside the epilogue
     """
 
     tiles: int
@@ -40,6 +41,7 @@ class Work:
     memory: float
     parts: float = 0.0
     turns: int = 1
+    exchange: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def cycles(work: Work, rates: Rates, multiprocessors: int) -> float:
         return work.steps * (sum((blocks * each) ** p for each in busy) + (rates.latency / work.ahead) ** p) ** (1 / p)
 
     def ends(blocks: int) -> float:
-        return rates.start + blocks * work.ends / rates.ends
+        return rates.start + blocks * (work.ends / rates.ends + work.exchange)
 
     def wave(blocks: int) -> float:
         if work.turns > 1:

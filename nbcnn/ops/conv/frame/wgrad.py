@@ -52,11 +52,15 @@ def bias_of(call: Call) -> str:
 
 
 class OverPixels:
-    """What tiles over pixels have in common: rows of BM filters, steps of BK pixels, and `split` blocks that share one output tile."""
+    """What tiles over pixels have in common: rows of BM filters, steps of BK pixels, and `split` blocks that share one output tile.
+
+    Of these, `cluster` neighbours may add their parts before they are written.
+    """
 
     BM: int
     BK: int
     split: int
+    cluster: int = 1
 
     def row_tiles(self, g: Correlation) -> int:
         return ceil_div(g.K, self.BM)
@@ -66,12 +70,18 @@ class OverPixels:
         return ceil_div(g.GM, self.BK)
 
     def steps(self, g: Correlation) -> int:
-        """Steps that each of the `split` blocks makes (the last may make fewer)."""
-        return ceil_div(self.pixel_steps(g), self.split)
+        """Steps that each of the blocks of an output tile makes (the last may make fewer, in clusters some one fewer)."""
+        return ceil_div(self.pixel_steps(g), self.split if self.cluster == 1 else self.parts(g))
 
     def parts(self, g: Correlation) -> int:
-        """Parts that have any steps: `split`, or fewer."""
-        return ceil_div(self.pixel_steps(g), self.steps(g))
+        """Parts that have any steps: `split`, or fewer; with clusters whole ones, so `split` rounded up."""
+        if self.cluster == 1:
+            return ceil_div(self.pixel_steps(g), self.steps(g))
+        return min(ceil_div(self.split, self.cluster), self.pixel_steps(g) // self.cluster) * self.cluster
+
+    def planes_of_parts(self, g: Correlation) -> int:
+        """Parts that are written: one a cluster."""
+        return self.parts(g) // self.cluster
 
 
 Tile = TypeVar("Tile", bound=OverPixels)
@@ -123,9 +133,9 @@ class WeightGradient(Generic[Tile]):
         return (tile.parts(g) * self.sums_of_shifted(tile, g), g.C) if is_up(call) else (tile.parts(g) * self.column_tiles(tile, g), g.K)
 
     def part_sums(self, call: Call) -> int:
-        """Elements of all parts of the weight gradient."""
+        """Elements of all parts of the weight gradient that are written."""
         g = correlation(call)
-        return call.tile.parts(g) * g.K * g.taps * self.pitch(g)
+        return call.tile.planes_of_parts(g) * g.K * g.taps * self.pitch(g)
 
     def scratch(self, call: Call) -> int:
         """Bytes of the parts of the weight gradient, and of those of the bias gradient behind them."""
@@ -138,7 +148,7 @@ class WeightGradient(Generic[Tile]):
         partials = call.scratch.view(np.float32)
         partials_b = partials[self.part_sums(call) :] if parts_b else partials
         bias = partials_b, call.outs[1] if parts_b else None, count_b, parts_b
-        total = launch_sum(partials, call.outs[0], g.K, g.C, g.taps, call.tile.parts(g), is_up(call), *bias, pitch=self.pitch(g))
+        total = launch_sum(partials, call.outs[0], g.K, g.C, g.taps, call.tile.planes_of_parts(g), is_up(call), *bias, pitch=self.pitch(g))
         return [self.product(call, g, partials, partials_b), total]
 
     def traffic(self, call: Call) -> list[Traffic]:
@@ -150,7 +160,7 @@ class WeightGradient(Generic[Tile]):
         read = stationary * self.column_tiles(tile, g) + shifted * tile.row_tiles(g)
         product = Traffic(read, self.scratch(call), stationary + image * g.C * rows * columns)
         # The sum reads whole quads of channels.
-        summed = 4 * tile.parts(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
+        summed = 4 * tile.planes_of_parts(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
         return [product, sum_traffic(call, summed + 4 * parts_b * count_b)]
 
     def impl(self, needs: tuple[int, int], exactly: bool = False) -> Impl:

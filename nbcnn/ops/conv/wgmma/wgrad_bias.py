@@ -20,6 +20,7 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, u4
 from nbcnn.ops.conv.wgmma.ring import next_stage
+from nbcnn.ops.conv.wgmma.wgrad_cluster import ring_is_free
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, WARP, PixelTile
 from nbcnn.ops.kernel.loops import split_pixel
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -152,6 +153,7 @@ def summer(tile: PixelTile, shifted: bool) -> Any:
     COLUMNS = tile.BN if shifted else tile.BM
     OFFSET = tile.BM // tile.panel * tile.panel_bytes if shifted else 0
     add, store = add_pixels(tile, COLUMNS), store_sums(COLUMNS)
+    CLUSTERS, (_, come) = tile.cluster > 1, ring_is_free(tile.consumers, HELPERS)
 
     @jit(device=True)
     def run(partials_b, ring, full, empty, meeting, t, first, last, due, period, rows, columns, P, Q, at):
@@ -181,6 +183,8 @@ def summer(tile: PixelTile, shifted: bool) -> Any:
                 mbarrier_arrive(empty + stage * 8)
             stage, parity = advance(stage, parity)
             step += 1
+        if CLUSTERS:
+            come()
         store(sums, partials_b, meeting, helper, lane, at)
 
     return run

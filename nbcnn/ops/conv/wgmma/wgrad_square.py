@@ -24,7 +24,18 @@ from nbcnn.ops.conv.frame.wgrad import OverPixels
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, consumer, init_ring, next_stage
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
-from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP, compulsory_bytes, parts_bytes
+from nbcnn.ops.conv.wgmma.wgrad_cluster import option, place_of_block, share_sums, steps_of_part
+from nbcnn.ops.conv.wgmma.wgrad_tile import (
+    BARRIERS,
+    HELPED,
+    HELPERS,
+    MOST_SPLIT,
+    WARP,
+    compulsory_bytes,
+    exchange_cycles,
+    parts_bytes,
+    splits_of_clusters,
+)
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -48,6 +59,7 @@ class SquareTile(OverPixels):
     """A block's tile BM × (R·S taps of 64 channels) over squares of 64 pixels; `slots` of them are in flight, the stages of its ring.
 
     split    blocks that share one output tile.
+    cluster  of these blocks as many add their parts before they write them (`wgrad_cluster`).
     """
 
     BM: int
@@ -55,6 +67,7 @@ class SquareTile(OverPixels):
     S: int
     slots: int
     split: int = 1
+    cluster: int = 1
 
     # The same for all tiles, so no field.
     BK = SQUARE * SQUARE
@@ -120,15 +133,21 @@ class SquareTile(OverPixels):
 
 
 def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
-    """The tile, in bf16, with the splits that fill half a wave or one; none where the images of dy are no squares, or pixels and taps are apart."""
+    """The tile, in bf16, with the splits that fill half a wave, one or two, with clusters and without.
+
+    None where the images of dy are no squares, or pixels and taps are apart.
+    """
     if g.stride != 1 or g.P % SQUARE or g.Q % SQUARE or g.taps == 1 or max(g.R, g.S) > _MOST_TAPS:
         return
     tile = SquareTile(64, g.R, g.S, 0)
     tile = replace(tile, slots=min(_MOST_SLOTS, (_SHARED_OF_BLOCK - tile.shared_bytes) // tile.stage_bytes))
     outputs = tile.row_tiles(g) * tile.column_tiles(g)
     most = min(MOST_SPLIT, tile.pixel_steps(g))
-    for split in sorted({min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2)}):
+    waves = (0.5, 1, 2)
+    for split in sorted({min(most, max(1, int(wave * multiprocessors) // outputs)) for wave in waves}):
         yield replace(tile, split=split)
+    for split, cluster in splits_of_clusters(outputs, most, multiprocessors, waves):
+        yield replace(tile, split=split, cluster=cluster)
 
 
 def work(g: Correlation, tile: SquareTile) -> Work:
@@ -141,9 +160,10 @@ def work(g: Correlation, tile: SquareTile) -> Work:
         tensor=tile.BM * tile.R * tile.S * CHANNELS * tile.BK / 2048,
         shared=tile.landed_bytes + tile.R * (tile.BM + tile.S * CHANNELS) * tile.BK * 2,
         fetched=tile.landed_bytes,
-        ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS,
+        ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS / tile.cluster,
         memory=compulsory_bytes(g, 2),
         parts=parts_bytes(g, tile),
+        exchange=exchange_cycles(tile, tile.BM * tile.R * tile.S * CHANNELS),
     )
 
 
@@ -204,6 +224,19 @@ def _multiply_square(tile: SquareTile) -> Any:
 
 
 @cache
+def place_of_four(tile: SquareTile) -> Any:
+    """Device function (t, four, m0, c0, columns, C, S) -> (m, tap, c, whether the channel is there) of sums 4·four … 4·four + 3 of thread t."""
+
+    @jit(device=True)
+    def run(t, four, m0, c0, columns, C, S):
+        s = four >> 3
+        c = c0 + (t & 3) * 2 + (four & 7) * 8
+        return m0 + ((t >> 5) & 3) * 16 + ((t & 31) >> 2), (t >> 7) * S + s, c, c < C
+
+    return run
+
+
+@cache
 def square_product(tile: SquareTile, bias: bool) -> Any:
     """The kernel for one tile, with a bias gradient or without."""
     STAGES, BM, TAPS, S, CONSUMERS, LINE = tile.slots, tile.BM, tile.R * tile.S, tile.S, tile.consumers, tile.PW * ROW_BYTES
@@ -212,17 +245,21 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
     init, produce = init_ring(STAGES, ARRIVALS), _producer(tile)
     consume = consumer(_multiply_square(tile), SUMS, STAGES, tile.stage_bytes, 0)
     add_up = summer(tile, False)
+    CLUSTER, locate = tile.cluster, place_of_block(tile.BM, tile.cluster)
+    share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, HELPERS if bias else 0, place_of_four(tile), RING) if CLUSTER > 1 else None
 
-    @jit(launch_bounds=(tile.threads(bias), 1))
+    @jit(launch_bounds=(tile.threads(bias), 1), **option(CLUSTER))
     def square_product_kernel(maps, partials, partials_b, M, C, P, Q, top, left, pixel_steps, steps, column_tiles):
         """partials[z][m][(r,s)][c] = Σ_pixel dy[pixel][m] · x[pixel shifted by (r,s)][c] over part z; sums of dy in partials_b.
 
         gemm    GM = M, GN = R·S·C, GK = pixels; block tile 64 × (R·S taps of 64 channels), a square of 64 pixels a step.
-        grid    (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
+        grid    (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2; with clusters one
+                number (`wgrad_cluster`), and z counts clusters in partials.
         block   a warpgroup for each line of the filter, a warp whose first thread fetches; three helper warps that add up dy if there is a bias.
         owns    warpgroup r 64 × (S taps of 64 channels), thread 2 columns of 8, every 8th row.
         shared  `tile.shared_bytes`: the ring, its barriers, the helpers' sums.
-        moves   per block: steps·128·(64 + PH·PW) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of parts.
+        moves   per block: steps·128·(64 + PH·PW) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of parts; in clusters a share
+                of these, and through their shared memory all of them once.
         needs   compute capability 9.0 (wgmma, TMA).
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides of MN-major operands.
         """
@@ -232,12 +269,18 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
         empty = full + STAGES * 8
         meeting = full + BARRIERS
         t = cuda.threadIdx.x
-        row_tile = cuda.blockIdx.x // column_tiles
-        column_tile = cuda.blockIdx.x - row_tile * column_tiles
-        z = cuda.blockIdx.y
+        if CLUSTER > 1:
+            row_tile, column_tile, z = locate(M, column_tiles)
+        else:
+            row_tile = cuda.blockIdx.x // column_tiles
+            column_tile = cuda.blockIdx.x - row_tile * column_tiles
+            z = cuda.blockIdx.y
         m0, c0 = row_tile * BM, column_tile * CHANNELS
-        first = z * steps
-        last = min(first + steps, pixel_steps)
+        if CLUSTER > 1:
+            first, last = steps_of_part(z, pixel_steps, cuda.gridDim.x // ((M + (BM - 1)) // BM * column_tiles))
+        else:
+            first = z * steps
+            last = min(first + steps, pixel_steps)
         if t == 0:
             init(full, empty)
             fence_mbarrier_init()
@@ -256,6 +299,9 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
             acc[i] = 0.0
         r, lane = t >> 7, t & 31
         consume(acc, ring, full, empty, PANEL_BYTES + r * LINE, lane, last - first, 0, 0)
+        if CLUSTER > 1:
+            share(acc, partials, ring, t, z // CLUSTER, m0, c0, 0, M, C, TAPS, S)
+            return
         row = m0 + ((t >> 5) & 3) * 16 + (lane >> 2)
         for h in range(2):
             m = row + 8 * h
