@@ -92,13 +92,13 @@ def test_parts_are_whole_clusters_of_blocks_with_steps():
 
 
 def test_splits_of_clusters_fill_whole_waves():
-    assert list(splits_of_clusters(1, 132, 132, (0.5, 1))) == [(64, 4), (128, 4)]
-    assert list(splits_of_clusters(4, 132, 132, (1,))) == [(32, 4)]
+    assert list(splits_of_clusters(1, 132, 132, (0.5, 1))) == [(60, 4), (66, 2), (120, 4), (132, 2)]
+    assert list(splits_of_clusters(4, 132, 132, (1,))) == [(28, 4), (32, 2)]
     assert list(splits_of_clusters(20, 132, 132, (1,))) == [(4, 4), (6, 2)]
     assert list(splits_of_clusters(64, 132, 132, (0.5, 1))) == [(2, 2)]
     assert list(splits_of_clusters(1, 3, 132, (1,))) == [(2, 2)]
     assert not list(splits_of_clusters(100, 132, 132, (1,)))
-    assert [in_clusters(132, cluster) for cluster in (1, 2, 4)] == [132, 132, 128]
+    assert [in_clusters(132, cluster) for cluster in (1, 2, 4)] == [132, 132, 120]
 
 
 # -- played

@@ -133,19 +133,22 @@ def exchange_cycles(tile: OverPixels, sums: int) -> float:
 
 
 def in_clusters(multiprocessors: int, cluster: int) -> int:
-    """Multiprocessors that have blocks of clusters: a GPC's are 16 or 18, so four at a time leave two of some GPCs idle."""
-    return multiprocessors // 16 * 16 if cluster > 2 else multiprocessors
+    """Multiprocessors on which clusters with one block on each find room at once.
+
+    A cluster stays within one of the GPU's groups of multiprocessors. Pairs leave none idle; of an H200's 132 clusters of 4 take 120, says
+    cuOccupancyMaxActiveClusters, and more would be a second wave.
+    """
+    return multiprocessors * 10 // 11 // cluster * cluster if cluster > 2 else multiprocessors
 
 
 def splits_of_clusters(outputs: int, most: int, multiprocessors: int, waves: tuple[float, ...]) -> Iterator[tuple[int, int]]:
-    """(split, cluster) with as many blocks as those waves have places: fours, and pairs where fours would leave many places empty."""
+    """(split, cluster) with as many blocks as those waves have places."""
     found = set()
     for wave in waves:
-        fours, pairs = (min(most, int(wave * in_clusters(multiprocessors, cluster)) // outputs) // cluster * cluster for cluster in _CLUSTERS)
-        if fours:
-            found.add((fours, 4))
-        if pairs and fours <= 0.8 * pairs:
-            found.add((pairs, 2))
+        for cluster in _CLUSTERS:
+            split = min(most, int(wave * in_clusters(multiprocessors, cluster)) // outputs) // cluster * cluster
+            if split:
+                found.add((split, cluster))
     yield from sorted(found)
 
 
