@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbcnn.plan.arena import ALIGNMENT, align, plan_arena, reads_gradient
 from nbcnn.plan.graph import Buf, Plan, Planned, Resolution, Shape, Step
@@ -16,10 +16,18 @@ SIDE_BYTES = 32 << 20
 """A weight gradient that reads less may run beside the rest of the backward pass. One that reads as much fills the GPU by itself, and what it reads
 would stay in memory until the branches meet: 330 of the 1,120 MiB of U-Net's arena at batch 16."""
 PACKED_BESIDE = 1 << 19
-"""Elements of packed weights from which on those that the first convolution does not read are packed on the side branch: 5 µs of an H200, while the
-launch that packs the first one's takes 2."""
-Pool = tuple[str, bool]
-"""Packed weights that one launch makes: how they are stored, and whether only steps behind the first that reads packed weights read them."""
+"""Elements from which on packed weights that the first step with any does not read are packed on the side branch: 5 µs of an H200, while the launch
+that packs the first one's takes 2."""
+
+
+class PackedBy(NamedTuple):
+    """The launch that packs weights: how it stores them, and whether only steps behind the first that reads packed weights read them."""
+
+    dtype: str
+    later: bool
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, later ones" if self.later else self.dtype
 
 
 def lower(
@@ -33,13 +41,14 @@ def lower(
     """Fit recorded steps to a row: how activations are stored, converts at the two doors, packed weights, scratch, the arena.
 
     `resolve` says how a step runs. Weights that implementations want in another order are gathered by a `pack_weights`
-    step for each dtype at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy.
+    steps at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy. Many are packed beside the first step that
+    reads packed weights, which has its own packed before (`PackedBy`).
     `branching` lets weight gradients that read little (SIDE_BYTES) run beside the rest of the backward pass, which keeps what they read alive longer.
     """
     hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
     slots, sizes, mapped = _place_packed(hows)
-    packed = {pool: Buf(f"packed weights {_said(pool)}", (count,), pool[0]) for pool, count in sizes.items()}
-    maps = {packed[pool]: Buf(f"pack map {_said(pool)}", size, "int32", "const") for pool, size in mapped.items()}
+    packed = {by: Buf(f"packed weights {by}", (count,), by.dtype) for by, count in sizes.items()}
+    maps = {packed[by]: Buf(f"pack map {by}", size, "int32", "const") for by, size in mapped.items()}
     if maps and flat_params is None:
         raise ValueError("a plan that packs weights needs the flat parameter Buf")
     # A shared layer's second gradient is added to its first within the backward pass: the side branch is joined there, and not opened again.
@@ -51,13 +60,13 @@ def lower(
         side = branching and small and at < joined and all(buf.root.home == "grad" for buf in step.outs)
         planned.append(Planned(step, how, scratch, slot and (packed[slot[0]], *slot[1:]), side))
     tables = dict[Buf, Buf]()
-    for pool, buf in sorted(packed.items(), key=lambda entry: not entry[0][1]):
+    for by, buf in sorted(packed.items(), key=lambda entry: not entry[0].later):
         index, banks = maps[buf], banks_of(planned, buf, lambda _: 0)
         if banks:
-            tables[buf] = Buf(f"pack table {_said(pool)}", (table(banks).size,), "int32", "const")
+            tables[buf] = Buf(f"pack table {by}", (table(banks).size,), "int32", "const")
         operands = (flat_params, index, *([tables[buf]] if banks else []))
         pack = Step("pack_weights", operands, (buf,), {"tiles": tiles_of(banks)} if banks else {}, "pack")  # type: ignore[arg-type]
-        packing.append(Planned(pack, resolve(pack), side=pool[1]))
+        packing.append(Planned(pack, resolve(pack), side=by.later))
     planned = _pack_made([*packing, *planned], maps, resolve)
     offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store, tables)
@@ -73,53 +82,56 @@ def banks_of(planned: Sequence[Planned], packed: Buf, first: Callable[[str], int
     return [(first(root.name), shape, copies) for root, (shape, copies) in banks.items()]
 
 
-def _said(pool: Pool) -> str:
-    """A pool of packed weights in words."""
-    return f"{pool[0]}, later ones" if pool[1] else pool[0]
+def _copy_of(step: Step, how: Resolution) -> Any:
+    """What a packed copy depends on: steps that run alike on one weight, as those of the parts of a batch do, share it. None where none is packed
+    from the parameters.
+    """
+    if how.packs is None or _weight_made(step):
+        return None
+    shapes = tuple(buf.shape for buf in (*step.ins, *step.outs))
+    return (step.op, step.ins[1].root, how.packed, how.packs, id(how.impl), how.tile, shapes, tuple(sorted(step.attrs.items())))
 
 
 def _place_packed(
     hows: Sequence[tuple[Step, Resolution]],
-) -> tuple[list[tuple[Pool, int, int] | None], dict[Pool, int], dict[Pool, tuple[int, int]]]:
-    """(pool, start, count) of every step's packed weight, by pool the elements of all of them together, and (terms, elements) of those with a map.
+) -> tuple[list[tuple[PackedBy, int, int] | None], dict[PackedBy, int], dict[PackedBy, tuple[int, int]]]:
+    """(launch, start, count) of every step's packed weight, by launch the elements of all together, and (terms, elements) of those with a map.
 
-    These stand first. A weight that another step makes is none of these: `_pack_made`. Steps that run alike on one weight, as those of the parts of
-    a batch do, share a copy.
+    Those with a map stand first. A weight that another step makes is none of these: `_pack_made`.
     """
-    wanted = [how.packs[1] if how.packs is not None and not _weight_made(step) else 0 for step, how in hows]
-    first = next((at for at, count in enumerate(wanted) if count), 0)
-    apart = sum(wanted[first + 1 :]) >= PACKED_BESIDE
-    slots: list[tuple[Pool, int, int] | None] = []
-    sizes: dict[Pool, tuple[int, int]] = {}
-    placed: dict[Pool, int] = {}
-    known: dict[Any, tuple[Pool, int, int]] = {}
-    for at, (step, how) in enumerate(hows):
-        if how.packs is None or _weight_made(step):
+    keys = [_copy_of(step, how) for step, how in hows]
+    counts = {key: how.packs[1] for key, (_, how) in zip(keys, hows, strict=True) if key is not None and how.packs is not None}
+    first = next(iter(counts), None)
+    apart = sum(count for key, count in counts.items() if key != first) >= PACKED_BESIDE
+    slots: list[tuple[PackedBy, int, int] | None] = []
+    sizes: dict[PackedBy, tuple[int, int]] = {}
+    placed: dict[PackedBy, int] = {}
+    known: dict[Any, tuple[PackedBy, int, int]] = {}
+    for key, (_, how) in zip(keys, hows, strict=True):
+        if key is None or how.packs is None:
             slots.append(None)
             continue
-        shapes = tuple(buf.shape for buf in (*step.ins, *step.outs))
-        key = (step.op, step.ins[1].root, how.packed, how.packs, id(how.impl), how.tile, shapes, tuple(sorted(step.attrs.items())))
         if key in known:
             slots.append(known[key])
             continue
-        pool = how.packed, apart and at > first
+        by = PackedBy(how.packed, apart and key != first)
         terms, count = how.packs
-        most, start = sizes.get(pool, (1, 0))
+        most, start = sizes.get(by, (1, 0))
         itemsize = ITEMSIZE[how.packed]
         whole = align(count * itemsize, ALIGNMENT) // itemsize
         if how.placement is None:
-            sizes[pool] = max(most, terms), start + whole
+            sizes[by] = max(most, terms), start + whole
         else:
-            start = placed.get(pool, 0)
-            placed[pool] = start + whole
-        known[key] = pool, start, count
+            start = placed.get(by, 0)
+            placed[by] = start + whole
+        known[key] = by, start, count
         slots.append(known[key])
-    mapped = {pool: sizes.get(pool, (1, 0)) for pool in (*sizes, *placed)}
+    mapped = {by: sizes.get(by, (1, 0)) for by in (*sizes, *placed)}
     for at, ((_, how), slot) in enumerate(zip(hows, slots, strict=True)):
         if slot is not None and how.placement is not None:
-            pool, start, count = slot
-            slots[at] = pool, mapped[pool][1] + start, count
-    return slots, {pool: count + placed.get(pool, 0) for pool, (_, count) in mapped.items()}, mapped
+            by, start, count = slot
+            slots[at] = by, mapped[by][1] + start, count
+    return slots, {by: count + placed.get(by, 0) for by, (_, count) in mapped.items()}, mapped
 
 
 def _weight_made(step: Step) -> bool:

@@ -258,7 +258,7 @@ class Training:
         steps = recomputed(recorded.steps, losses, self.net.row.ops)
         if len(steps) == len(recorded.steps):
             return kept
-        # Side steps would hold what is made again for them until the branches meet, so there is no side branch.
+        # Side steps would hold what is made again for them until the branches meet, so there is no side branch of gradients.
         again = self.net.lower(replace(recorded, steps=tuple(steps)))
         return again if again.arena_bytes < kept.arena_bytes else kept
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from nbcnn.files.errors import UsageError
@@ -71,7 +71,7 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
                 saved = {_RENAMED.get(name, name): value for name, value in saved.items()}
                 # An implementation may have more than one kind of tile; the names of the fields say which this one is.
                 kinds = {type(known) for known in (tile, *impl.candidates(call, multiprocessors))}
-                tile = next((kind(**saved) for kind in kinds if saved.keys() == {field.name for field in fields(kind)}), tile)
+                tile = next((kind(**saved) for kind in kinds if has_fields(kind, saved)), tile)
             call = bare_call(step, row.layout, tile)
             packs = placement = None
             if impl.pack is not None:
@@ -82,6 +82,12 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
         raise UsageError(f"{step.scope}: mode {row.mode} has no {step.op} for this shape" + "".join(f"; {r}" for r in reasons))
 
     return resolve
+
+
+def has_fields(kind: Any, saved: Mapping[str, Any]) -> bool:
+    """Whether a saved tile is one of this kind: it has all fields, but for those of later versions, which have a default."""
+    known = {field.name: field.default for field in fields(kind)}
+    return saved.keys() <= known.keys() and all(name in saved or default is not MISSING for name, default in known.items())
 
 
 def tile_key(step: Step, part: str) -> str:

@@ -14,6 +14,7 @@ from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD, learning_rates
+from nbcnn.ops.conv.wgmma.patch import KeepingTile, PatchTile
 from nbcnn.run import autotune, resolve
 from nbcnn.run.autotune import cache_path, tune
 from nbcnn.run.net import Net
@@ -75,6 +76,14 @@ def test_a_tile_of_an_earlier_version_is_found_by_the_names_of_its_fields(tiled_
     net = small()
     net.tiles["conv1.conv_fprop.n2.cpu"] = {"walkers": 3}
     assert resolved_tiles([net.lower(net.record_gradients(2))])["conv1.conv_fprop.n2.cpu"] == {"size": 3}
+
+
+def test_a_tile_of_an_earlier_version_may_lack_fields_that_have_a_default():
+    saved = {"TN": 1, "TH": 8, "TW": 16, "BN": 128, "groups": 1, "slots": 6, "blocks": 1, "resident": 132}
+    assert resolve.has_fields(PatchTile, saved)
+    assert not resolve.has_fields(KeepingTile, saved)
+    assert not resolve.has_fields(PatchTile, saved | {"kept": 9})
+    assert not resolve.has_fields(PatchTile, {name: value for name, value in saved.items() if name != "TN"})
 
 
 def test_tiles_that_a_run_brings_with_it_are_left_alone(tiled_cpu):

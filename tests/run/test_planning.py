@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from scripts import TINY, exits, extract, train
 
-from nbcnn.lab.measure.plans import IMAGE, training, training_plan, training_program
+from nbcnn.lab.measure.plans import IMAGE, Absent, training, training_plan, training_program
 from nbcnn.modes import MODES
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d, Flatten, Linear
+from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD
 from nbcnn.plan.arena import lifetimes, side_ends
 from nbcnn.run import rows
 from nbcnn.run.net import Net
+from nbcnn.run.planning import Training
+from nbcnn.run.resident import resident
+from nbcnn.run.rows import Choice
 from nbcnn.run.session import TrainingSession
 
 
@@ -86,9 +92,14 @@ def test_weights_are_packed_beside_the_first_convolution():
     assert lifetimes(plan.steps)[late.step.outs[0]][0] == 0
 
 
-def test_few_weights_are_packed_in_one_launch(monkeypatch):
-    monkeypatch.setattr("nbcnn.plan.lowering.PACKED_BESIDE", 1 << 30)
-    plan = training(MODES["im2col", "fp32"], 128).plan("train", 128)
+@pytest.mark.parametrize("micro", [128, 8])
+def test_few_weights_are_packed_in_one_launch(micro):
+    """However many parts of a batch read them."""
+    layers = [each for _ in range(3) for each in (Conv2d(32, 3, padding=1), ReLU())]
+    chosen = {"choice": Choice(MODES["im2col", "fp32"], "as asked"), "device": Absent((9, 0), 132)}
+    net = Net([*layers, Flatten(), Linear(10), SoftmaxCrossEntropy()], (3, 8, 8), **chosen)
+    images = resident(np.zeros((128, 3, 8, 8), np.uint8), np.zeros(128, np.int32), classes=True)
+    plan = Training(net, {"train": images}, SGD(), 128, steps=1, micro=micro).plan("train", 128)
     assert [item.side for item in plan.steps if item.step.op == "pack_weights"] == [False]
 
 

@@ -26,8 +26,10 @@ def clusters(blocks: int) -> Iterator[None]:
     written = mlir_optimization._call_llvm70_capi
 
     def with_clusters(*args: Any, **named: Any) -> bytes:
-        ptx: bytes = written(*args, **named)
-        return _BEFORE_BODY.sub(rb"\1\n.explicitcluster\n.reqnctapercluster %d, 1, 1\n{" % blocks, ptx, count=1)
+        ptx, count = _BEFORE_BODY.subn(rb"\1\n.explicitcluster\n.reqnctapercluster %d, 1, 1\n{" % blocks, written(*args, **named), count=1)
+        if count != 1:
+            raise RuntimeError("the PTX of numba-cuda-mlir has no entry into which the size of clusters could be written")
+        return bytes(ptx)
 
     if blocks:
         mlir_optimization._call_llvm70_capi = with_clusters

@@ -100,6 +100,10 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
         for module in (dispatcher, compiler):
             patches.enter_context(mock.patch.object(module, "get_current_device", return_value=device))
         if (cluster := options.get("cluster")) is not None:
+            if major < 9:
+                raise NotImplementedError(
+                    f"{kernel.py_func.__name__} has clusters of blocks, which GPUs have from compute capability 9.0 on, not {arch}"
+                )
             patches.enter_context(mock.patch.object(nvvm, "set_launch_bounds", _in_clusters(nvvm.set_launch_bounds, int(cluster))))
         library, _ = compiler._compile_pyfunc_with_fixup(
             kernel.py_func,

@@ -174,7 +174,7 @@ class Impl:
     supports  Call without arrays -> None, or the reason in words why this shape cannot run here.
     tile      Call without arrays, multiprocessor count -> a frozen dataclass of ints (None if there is nothing to choose).
     pack      Call without arrays -> int32 index map (n,) or (terms, n): packed[i] = Σ_t weight.flat[map[t, i]], where −1
-              adds nothing. The net gathers all packed weights in one launch at the start of every plan; `bind` finds its
+              adds nothing. All packed weights are made at the start of every plan (`nbcnn.plan.lowering`); `bind` finds its
               own in `call.packed`. None for an implementation that reads the (K, C, R, S) weight itself.
     packed    how packed weights are stored: "float32", "tfloat32" or "bfloat16" (sums are made in float32 and rounded once).
     needs     the compute capability from which on the kernels run; `exactly` that one if they use what later GPUs no longer have.

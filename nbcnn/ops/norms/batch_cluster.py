@@ -26,8 +26,6 @@ from nbcnn.ops.norms.batch_cluster_backward import grads_kernel
 from nbcnn.ops.norms.batch_cluster_forward import fprop_kernel
 from nbcnn.ops.norms.cluster_share import Layout, Tile, layout_of
 
-MULTIPROCESSORS = 132
-"""What an H100 and an H200 have: the tiles follow from the shape alone, on every GPU."""
 SHARED, BLOCK_SHARED, RESERVED = 228 << 10, 227 << 10, 1 << 10
 """Bytes of shared memory of a multiprocessor, of a block at most, and that the driver keeps of every block."""
 CLUSTERS = (8, 4)
@@ -46,7 +44,7 @@ def candidates_of(shape: Shape, kind: str, tensors: int, layout: str) -> list[Ti
 
     All clusters of a launch are on the GPU at once: sixteen where fifteen have room took 20.3 µs for a gradient of 512×512×4×4, thirty-two smaller
     ones in as many places but two 18.4 (H200, bf16). Of these tiles the one of the most blocks is the first, in clusters of 8. They follow from
-    the shape alone, so that every GPU makes the same bits.
+    the shape alone, so that every GPU makes the same bits; one with fewer multiprocessors than an H200 may take several rounds.
     """
     n, channels, h, w = shape
     width = 8 if kind == "bfloat16" else 4
@@ -82,7 +80,7 @@ def candidates(call: Call, multiprocessors: int) -> Sequence[Tile]:
     return candidates_of(*_asked(call))
 
 
-def tile_of(call: Call, multiprocessors: int = MULTIPROCESSORS) -> Tile | None:
+def tile_of(call: Call, multiprocessors: int) -> Tile | None:
     """The tile of a call, or None where its images do not fit."""
     return next(iter(candidates(call, multiprocessors)), None)
 
@@ -91,13 +89,23 @@ def supports(call: Call) -> str | None:
     """None, or the reason in words why the call is not one launch."""
     if reason := elementwise.supports(call):
         return reason
-    return None if tile_of(call) else f"the shared memory of clusters holds no batch of {'×'.join(map(str, _asked(call)[0]))} in {call.layout}"
+    shape, kind, tensors, layout = _asked(call)
+    least = COLUMNS[-1] * (8 if kind == "bfloat16" else 4)
+    if layout != "NHWC":
+        return f"clusters of blocks read NHWC, not {layout}"
+    if shape[1] % least:
+        return f"{shape[1]} channels are no multiple of {least}, the 32 bytes of a block's rows"
+    if shape[1] // least * CLUSTERS[0] < FEWEST:
+        return f"{shape[1]} channels make fewer than {FEWEST} blocks"
+    if not candidates_of(shape, kind, tensors, layout):
+        return f"the shared memory of clusters holds no batch of {'×'.join(map(str, shape))}, or not all clusters at once"
+    return None
 
 
 def _shared(call: Call) -> tuple[Tile, str, int, Layout, tuple[np.int32, ...]]:
     """The tile of a call, how images are stored, its grid, its shared memory, and (M, C, pixels of a block, elements that are held of a tensor)."""
     (n, channels, h, w), kind, tensors, _ = _asked(call)
-    tile: Tile = call.tile or candidates(call, MULTIPROCESSORS)[0]
+    tile: Tile = call.tile or candidates(call, 0)[0]
     width = 8 if kind == "bfloat16" else 4
     pixels = ceil_div(n * h * w, tile.cluster)
     layout = layout_of(tile, width, pixels, tensors)

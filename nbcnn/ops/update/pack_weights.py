@@ -1,6 +1,6 @@
 """Packed weights: copies of weights that an implementation wants in another order, padded, or with taps summed.
 
-One launch at the start of every plan writes all of them, so that no copy can be stale. Sums are made in float32 and rounded once, to how the copy is
+Launches at the start of every plan write all of them, so that no copy can be stale. Sums are made in float32 and rounded once, to how the copy is
 stored. Copies that are transpositions of filter banks are written tile by tile out of shared memory, as a table says (`nbcnn.plan.packing`); the
 others, which stand before them, element by element, as an index map says: packed[i] = Σ_t params[map[t, i]], a negative index adding nothing.
 

@@ -117,6 +117,7 @@ def wanted(g, kind, phase: int, n0: int) -> list[tuple[tuple[int, ...], tuple[in
     return made
 
 
+PUTS = {"put_fragments": put, "put_transposed": put}
 PLAYED = (
     (3, 1, PatchTile(1, 16, 8, 64, 2, 3, 1, 3)),
     (3, 1, PatchTile(1, 8, 16, 64, 1, 2, 1, 2)),
@@ -127,6 +128,11 @@ PLAYED = (
     (2, 0, PatchTile(1, 8, 8, 64, 1, 4, 1, 4, turns=2)),
     (5, 2, PatchTile(1, 8, 8, 64, 1, 5, 1, 1, turns=2)),
     (5, 2, PatchTile(1, 16, 16, 64, 2, 4, 1, 1)),
+    (3, 1, PatchTile(1, 16, 8, 64, 1, 4, 2, 3, turns=2, swapped=True)),
+    (3, 1, PatchTile(1, 16, 16, 64, 1, 3, 1, 2, turns=2, swapped=True)),
+    (1, 0, PatchTile(1, 16, 8, 64, 1, 2, 2, 3, turns=2, swapped=True)),
+    (2, 0, PatchTile(2, 16, 8, 64, 1, 4, 1, 4, turns=2, swapped=True)),
+    (5, 2, PatchTile(1, 16, 16, 64, 2, 4, 1, 1, swapped=True)),
 )
 
 
@@ -138,10 +144,11 @@ def test_played_blocks_multiply_the_taps_of_their_phases(taps, pad, tile):
     g, (launch,) = correlation(bare(case)), bound_on_host(case, "bf16", tile).launches
     PH, PW = patch.patch_extent(tile, patch.window(g))
     sizes = {"cp_async_bulk_tensor_4d": patch.patch_load(tile, patch.window(g)), "cp_async_bulk_tensor_2d": 128 * tile.BN}
-    halves = tile.BM // tile.groups // 64
+    # Products of a step: of squares, or of strips that have several.
+    products, tall = (tile.strips, tile.TH // 8) if tile.swapped else (tile.BM // tile.groups // 64, 1)
     squares: Counter = Counter()
     for number in range(tile.resident):
-        block = Block(number, tile.resident, tile.threads // 32, sizes, {load1_if.py_func.__qualname__: lambda *_: 0.0, "put_fragments": put})
+        block = Block(number, tile.resident, tile.threads // 32, sizes, {load1_if.py_func.__qualname__: lambda *_: 0.0} | PUTS)
         block.play(launch.kernel, numbers(launch.args))
         assert all(barrier.bytes == 0 and barrier.left == barrier.count for at, barrier in block.barriers.items())
         at: Counter = Counter()
@@ -149,11 +156,12 @@ def test_played_blocks_multiply_the_taps_of_their_phases(taps, pad, tile):
             phase = (target - 256) // 128
             squares[phase, n0, w, h, image] += 1
             # The squares of a warpgroup are stored one after another.
-            half = at[id(log)]
+            product, below = divmod(at[id(log)], tall)
             at[id(log)] += 1
             got = []
-            for (offset, (_, _, (c, w_, h_, n))), (_, (_, _, filters)) in log[half::halves]:
-                row = offset // 128
+            for operands in log[product::products]:
+                (offset, (_, _, (c, w_, h_, n))), (_, (_, _, filters)) = operands[::-1] if tile.swapped else operands
+                row = offset // 128 + below * 8 * PW
                 line, column = row // PW % PH, row % PW
                 assert row // PW // PH + n == image
                 got.append(((c, h_ + line - h, w_ + column - w), filters))
@@ -243,7 +251,7 @@ def test_tiles_cost_the_taps_that_are_not_zeros(precision):
         ("bf16", "conv_dgrad", 1, PatchTile(2, 8, 8, 128, 1, 6, 1, 2, turns=2)),
         ("bf16", "conv_dgrad", 3, PatchTile(4, 8, 8, 64, 2, 6, 1, 2)),
         ("tf32", "conv_dgrad", 3, PatchTile(2, 8, 8, 128, 1, 3, 1, 2, turns=2)),
-        ("bf16", "conv_dgrad", 2, PatchTile(2, 8, 8, 64, 1, 4, 2, 2, turns=2)),
+        ("bf16", "conv_dgrad", 2, PatchTile(1, 16, 8, 64, 1, 4, 2, 2, turns=2, swapped=True)),
     ],
 )
 def test_kernels_compile_without_spills(precision, op, taps, tile):

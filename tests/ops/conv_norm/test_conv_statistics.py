@@ -143,6 +143,8 @@ def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
     assert any(isinstance(tile, Tile) for tile in tiles)
     if precision != "fp32":
         assert any(isinstance(tile, PatchTile) and tile.turns == 2 for tile in tiles)
+        assert any(isinstance(tile, PatchTile) and tile.swapped for tile in tiles)
+        assert any(isinstance(tile, PatchTile) and tile.swapped and tile.keeps for tile in tiles) == (precision == "bf16")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

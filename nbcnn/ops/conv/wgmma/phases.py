@@ -4,7 +4,8 @@ A phase of a 3×3 filter has 1, 2, 2 or 4 taps, of a 2×2 filter 1 of 4, of a 1�
 so whatever the order, they are near each other in time: a source that is larger than the L2 cache would else come out of memory once a phase.
 
     persistent blocks   the phase is the fastest part of a tile's number, and turns by one with every round of the blocks: a block, whose tiles are
-                        gridDim apart, gets all phases in turn, and at any time some blocks multiply while others store.
+                        gridDim apart, gets all phases in turn where 4 divides the number of blocks, as it does 132 and 264 (others are less
+                        even), and at any time some blocks multiply while others store.
     one tile a block    even bands of at most BAND rows of tiles, within a band the phase of the most taps first: multiprocessors take blocks as they
                         become free, and what is left at the end are the shortest.
 """
