@@ -155,7 +155,7 @@ def _tensorcore(precision: str) -> Row:
     engines = (("mma", first), ("wgmma", hopper), ("mma", general))
     two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in (*thin_parts, *engines) if "conv_fprop" in ops]
     groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
-    behind = (("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", common))
+    behind = (("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", batch_cluster.OPS), ("common", common))
     parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 

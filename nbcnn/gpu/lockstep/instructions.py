@@ -173,7 +173,7 @@ def _cluster_rank() -> Any:
 
 
 def _load_of_block(address: Pointer, rank: Any) -> Any:
-    """What another block of the cluster has at the same place. The checking mode does not look at it, nor whether a barrier of the cluster lies between."""
+    """What another block of the cluster has at the same place. The checking mode looks neither at it nor for a barrier of the cluster."""
     array, at = address.element(F4, 1)
     cluster, block = now.block.launch.cluster, now.block
     wanted = np.asarray(lane_array(rank)).astype(np.int64)

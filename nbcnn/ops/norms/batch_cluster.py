@@ -37,33 +37,34 @@ FEWEST = 64
 CLUSTERED = 120
 """Multiprocessors on which clusters of 8 with one block on each find room at once: a cluster stays within one of the GPU's groups of multiprocessors,
 which are not all of 16 or more (cuOccupancyMaxActiveClusters says 15 clusters on an H200; more where blocks share a multiprocessor)."""
+WAVES = 2
+"""How many times in turn the blocks may fill the GPU: more than that is a stream, which three launches with more loads in flight do as well."""
+_REGISTERS = {1: 80, 2: 128}
+"""Registers of a thread at most, by the tensors that a kernel holds: one forward, two backward."""
 
 
 def candidates_of(shape: Shape, kind: str, tensors: int, layout: str) -> list[Tile]:
     """The tiles that images of logical `shape` (N,C,H,W) stored as `kind` fit into, `tensors` of which are held; the likely fastest first.
 
-    All clusters of a launch are on the GPU at once: sixteen where fifteen have room took 20.3 µs for a gradient of 512×512×4×4, thirty-two smaller
-    ones in as many places but two 18.4 (H200, bf16). Of these tiles the one of the most blocks is the first, in clusters of 8. They follow from
-    the shape alone, so that every GPU makes the same bits; one with fewer multiprocessors than an H200 may take several rounds.
+    First those of which all clusters are on the GPU at once: sixteen where fifteen have room took 14.8 µs for a forward norm of 512×512×4×4, and
+    thirty-two smaller ones 11.0 (H200, bf16). Of these the one of the most blocks, of the most threads. Clusters of 4 come last. They follow from
+    the shape alone, so that every GPU makes the same bits; one with fewer multiprocessors than an H200 may take more rounds.
     """
     n, channels, h, w = shape
-    width = 8 if kind == "bfloat16" else 4
-    made = []
+    width, made = 8 if kind == "bfloat16" else 4, []
     for cluster in CLUSTERS:
+        pixels = ceil_div(n * h * w, cluster)
         for columns in COLUMNS:
             grid = channels // (columns * width) * cluster
             if layout != "NHWC" or channels % (columns * width) or grid < FEWEST:
                 continue
-            pixels = ceil_div(n * h * w, cluster)
-            # A block alone on its multiprocessor has 512 threads, where it has pixels for them: as many loads are in flight as two others have.
             for threads in (512, 256):
                 tile = Tile(columns, threads // columns, cluster)
                 nbytes = layout_of(tile, width, pixels, tensors).nbytes
-                together = min(SHARED // (nbytes + RESERVED), tile.together)
-                if nbytes <= BLOCK_SHARED and grid <= CLUSTERED * together and (threads == 256 or tile.rows <= pixels):
-                    made.append(tile)
-                    break
-    return sorted(made, key=lambda tile: (tile.cluster != CLUSTERS[0], -_blocks(tile, channels, width), -tile.columns))
+                places = CLUSTERED * min(SHARED // (nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * threads))
+                if nbytes <= BLOCK_SHARED and grid <= WAVES * places and (threads == 256 or tile.rows <= pixels):
+                    made.append(((cluster != CLUSTERS[0], grid > places, -grid, -threads), tile))
+    return [tile for _, tile in sorted(made, key=lambda each: each[0])]
 
 
 def _blocks(tile: Tile, channels: int, width: int) -> int:

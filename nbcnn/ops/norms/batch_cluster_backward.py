@@ -30,8 +30,7 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
     holds_g = masked or activation in LEAN[1:]
     of_x_again = of_x and not holds_g
     # Of three or four tensors, or beside a long activation, fewer pixels: all stay in registers.
-    # Blocks side by side have 80 registers a thread: what one has in flight less, the others have.
-    FLIGHT, AGAIN = min(flight, 2 if tile.together > 1 else 4 if masked or activation not in LEAN else 8), min(flight, 2)
+    FLIGHT, AGAIN = min(flight, 4 if masked or activation not in LEAN else 8), min(flight, 2)
     WORDS, WORDS_AGAIN = 4 * FLIGHT, 4 * AGAIN
 
     @jit(device=True)
@@ -66,7 +65,7 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
             values[q] = factors[q] * ((g - offsets[q]) - away * slopes[q])
         rounded(values, x_words, at)
 
-    @jit(launch_bounds=(THREADS, tile.together), cluster=CLUSTER)
+    @jit(launch_bounds=(THREADS, 512 // THREADS), cluster=CLUSTER)
     def batchnorm_cluster_grads_kernel(dy, more, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, M, C, pixels, held):
         """dbias = Σ g, dweight = rstd·Σ g·(x − mean), dx = weight·rstd·(g − dbias/M − (x − mean)·rstd·dweight/M), dz = g.
 

@@ -53,7 +53,7 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
             values[q] = function(value)
         rounded(values, words, at)
 
-    @jit(launch_bounds=(THREADS, tile.together), cluster=CLUSTER)
+    @jit(launch_bounds=(THREADS, 512 // THREADS), cluster=CLUSTER)
     def batchnorm_cluster_fprop_kernel(x, other, weight, bias, y, mean, rstd, running_mean, running_var, M, C, pixels, held, eps, momentum):
         """y = f((x − mean)·(weight·rstd) + bias), or plus `other` inside f; mean, rstd = 1/√(variance + eps) and running statistics.
 

@@ -38,11 +38,6 @@ class Tile:
     def threads(self) -> int:
         return self.columns * self.rows
 
-    @property
-    def together(self) -> int:
-        """Blocks that a multiprocessor has registers for: three of 256 threads with 80 each, one of 512 with 128."""
-        return 768 // self.threads
-
 
 @dataclass(frozen=True)
 class Layout:

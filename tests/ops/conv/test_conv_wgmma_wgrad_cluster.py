@@ -15,37 +15,33 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.ops.conv.frame.wgrad import correlation
-from nbcnn.ops.conv.fused import up_cases
 from nbcnn.ops.conv.reference import conv_cases
-from nbcnn.ops.conv.wgmma import wgrad, wgrad_kernel, wgrad_square
+from nbcnn.ops.conv.wgmma import wgrad, wgrad_square
 from nbcnn.ops.conv.wgmma.wgrad_cluster import add_ranks, place_of_block, put_sums, steps_of_part
-from nbcnn.ops.conv.wgmma.wgrad_square import SquareTile
-from nbcnn.ops.conv.wgmma.wgrad_tile import _TILES, PixelTile, in_clusters, splits_of_clusters
+from nbcnn.ops.conv.wgmma.wgrad_square import PAIR, SquareTile
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.case import Case
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape
 
 SQUARE = SquareTile(64, 3, 3, 8)
-SMALL = PixelTile(64, 128, 64, 1, 3)
-EVERY = [*(tile for tiles in _TILES.values() for tile in tiles), SQUARE, SquareTile(64, 2, 3, 8), SquareTile(64, 3, 2, 8), SquareTile(64, 3, 1, 8)]
+EVERY = [SQUARE, SquareTile(64, 2, 3, 8), SquareTile(64, 3, 2, 8), SquareTile(64, 3, 1, 8)]
 
 
-def gradient(shape: ConvShape, op: str = "conv_wgrad", bias: bool = True) -> Case:
-    cases = conv_cases(shape) if op == "conv_wgrad" else up_cases(shape)
-    return next(case for case in cases if case.op == op and (len(case.outs) == 2) == bias)
+def gradient(shape: ConvShape, bias: bool = True) -> Case:
+    return next(case for case in conv_cases(shape) if case.op == "conv_wgrad" and (len(case.outs) == 2) == bias)
 
 
-def bare(case: Case, tile: PixelTile | SquareTile, precision: str = "bf16") -> Call:
+def bare(case: Case, tile: SquareTile) -> Call:
     shapes = tuple(a.shape for a in case.ins), tuple(shape for shape, _ in case.outs)
-    store = STORE[precision]
+    store = STORE["bf16"]
     return Call(case.op, (), (), *shapes, case.attrs, "NHWC", tile, in_dtypes=(store, store), out_dtypes=("float32",) * len(case.outs))
 
 
-def product_of(case: Case, precision: str, tile: PixelTile | SquareTile):
+def product_of(case: Case, tile: SquareTile):
     """The launches of a gradient, bound to host memory: the product first."""
-    options = {"attrs": case.attrs, "layout": "NHWC", "device": nb.Host(), "tile": tile, "store": STORE[precision]}
-    return Bound(wgrad.ops(precision)[case.op], case.op, case.ins, case.outs, **options).launches
+    options = {"attrs": case.attrs, "layout": "NHWC", "device": nb.Host(), "tile": tile, "store": STORE["bf16"]}
+    return Bound(wgrad.ops("bf16")[case.op], case.op, case.ins, case.outs, **options).launches
 
 
 def numbers(args: tuple) -> tuple:
@@ -86,29 +82,21 @@ def test_parts_are_whole_clusters_of_blocks_with_steps():
         tile = replace(SQUARE, split=split, cluster=cluster)
         assert (tile.parts(g), tile.planes_of_parts(g)) == (parts, parts // cluster)
         assert tile.steps(g) == -(-12 // parts)
-    few = ConvShape(1, 8, 7, 5, 24, 3, 3, 1, 1)
-    with pytest.raises(ValueError, match="not one for each block of a cluster"):
-        wgrad.grid_of(replace(SMALL, split=4, cluster=4), correlation(bare(gradient(few), SMALL)), 1)
+    few = ConvShape(1, 64, 8, 8, 64, 3, 3, 1, 1)
+    assert not [tile for tile in wgrad_square.candidates(correlation(bare(gradient(few), SQUARE)), 132) if tile.cluster > 1]
 
 
-def test_splits_of_clusters_fill_whole_waves():
-    assert list(splits_of_clusters(1, 132, 132, (0.5, 1))) == [(60, 4), (66, 2), (120, 4), (132, 2)]
-    assert list(splits_of_clusters(4, 132, 132, (1,))) == [(28, 4), (32, 2)]
-    assert list(splits_of_clusters(20, 132, 132, (1,))) == [(4, 4), (6, 2)]
-    assert list(splits_of_clusters(64, 132, 132, (0.5, 1))) == [(2, 2)]
-    assert list(splits_of_clusters(1, 3, 132, (1,))) == [(2, 2)]
-    assert not list(splits_of_clusters(100, 132, 132, (1,)))
-    assert [in_clusters(132, cluster) for cluster in (1, 2, 4)] == [132, 132, 120]
+def test_pairs_are_candidates_beside_single_blocks():
+    g = correlation(bare(gradient(ConvShape(512, 64, 32, 32, 64, 3, 3, 1, 1)), SQUARE))
+    assert {(tile.split, tile.cluster) for tile in wgrad_square.candidates(g, 132)} == {(66, 1), (66, PAIR), (132, 1), (132, PAIR)}
 
 
 # -- played
 
 
 def form(tile):
-    """(threads, sums of a thread, place of a four, store without clusters or None, column0 and columns of the second column tile)."""
-    if isinstance(tile, SquareTile):
-        return tile.consumers, 32 * tile.S, wgrad_square.place_of_four(tile), None
-    return tile.consumers, tile.BM * tile.BN // tile.consumers, wgrad_kernel.place_of_four(tile), wgrad_kernel.store_product(tile)
+    """(threads, sums of a thread, place of a four)."""
+    return tile.consumers, 32 * tile.S, wgrad_square.place_of_four(tile)
 
 
 @pytest.mark.parametrize("cluster", [2, 4])
@@ -116,16 +104,11 @@ def form(tile):
 @pytest.mark.parametrize("ragged", [False, True])
 def test_every_sum_of_every_thread_is_stored_once_in_the_order_of_the_ranks(tile, cluster, ragged):
     """As without clusters, where a thread stores its own: the same place has the sums of the same thread of all ranks, from the owner's on."""
-    threads, sums, place, store = form(tile)
-    taps_across, taps = (tile.S, tile.R * tile.S) if isinstance(tile, SquareTile) else (3, 9)
+    threads, sums, place = form(tile)
+    taps_across, taps = tile.S, tile.R * tile.S
     C, M = (72, tile.BM + 24) if ragged else (256, 2 * tile.BM)
     m0 = tile.BM
-    if isinstance(tile, SquareTile):
-        column0, columns = 64, 0
-    else:
-        panels = taps * -(-C // tile.panel)
-        across = tile.BN // tile.panel
-        column0, columns = (panels - 1) // across * across, panels
+    column0, columns = 64, 0
     blocks = [Block(rank, cluster, 1, {}, {}) for rank in range(cluster)]
     for rank, block in enumerate(blocks):
         block.rank, block.cluster.blocks = rank, blocks
@@ -147,22 +130,15 @@ def test_every_sum_of_every_thread_is_stored_once_in_the_order_of_the_ranks(tile
     for who in found.values():
         (_, t, e), owner = who[0], who[0][2] // share
         assert who == tuple(((owner + j) % cluster, t, e) for j in range(cluster))
-    if store is not None:
-        alone = Block(0, 1, 1, {}, {})
-        run = alone.code(store)
-        for t in range(threads):
-            run([(t, e) for e in range(sums)], None, t, plane, m0, column0, columns, M, C, taps, taps_across)
-        assert {at: who[0][1:] for at, who in found.items()} == alone.out
-    else:
-        # As `square_product_kernel` stores them: thread t of warpgroup r has rows of 16 a warp, columns of 8.
-        expected = {}
-        for t in range(threads):
-            for e in range(sums):
-                m = m0 + t // 32 % 4 * 16 + t % 32 // 4 + e // 2 % 2 * 8
-                tap, c = t // 128 * tile.S + e // 32, column0 + e // 4 % 8 * 8 + t % 4 * 2 + e % 2
-                if m < M and c < C:
-                    expected[((plane * M + m) * taps + tap) * C + c] = (t, e)
-        assert {at: who[0][1:] for at, who in found.items()} == expected
+    # As `square_product_kernel` stores them: thread t of warpgroup r has rows of 16 a warp, columns of 8.
+    expected = {}
+    for t in range(threads):
+        for e in range(sums):
+            m = m0 + t // 32 % 4 * 16 + t % 32 // 4 + e // 2 % 2 * 8
+            tap, c = t // 128 * tile.S + e // 32, column0 + e // 4 % 8 * 8 + t % 4 * 2 + e % 2
+            if m < M and c < C:
+                expected[((plane * M + m) * taps + tap) * C + c] = (t, e)
+    assert {at: who[0][1:] for at, who in found.items()} == expected
 
 
 def _slowly(block, sums, at, *rest):
@@ -174,38 +150,28 @@ def _slowly(block, sums, at, *rest):
 
 
 PLAYED = (
-    ("bf16", "conv_wgrad", SMALL, True, (2, 64, 16, 16, 128), 3),
-    ("bf16", "conv_wgrad", SMALL, False, (2, 64, 16, 16, 72), 3),
-    ("bf16", "conv_wgrad", PixelTile(128, 128, 64, 2, 3), True, (3, 64, 12, 12, 128), 1),
-    ("bf16", "conv_wgrad", SquareTile(64, 3, 3, 7), True, (5, 64, 16, 16, 64), 3),
-    ("bf16", "conv_wgrad", SquareTile(64, 3, 3, 7), False, (2, 64, 16, 16, 64), 3),
-    ("bf16", "upconv_wgrad", SMALL, True, (3, 64, 10, 10, 64), 3),
-    ("tf32", "conv_wgrad", PixelTile(64, 64, 32, 1, 3, element=4), True, (2, 32, 12, 12, 64), 1),
+    (SquareTile(64, 3, 3, 7), True, (5, 64, 16, 16, 64), 3),
+    (SquareTile(64, 3, 3, 7), False, (2, 64, 16, 16, 64), 3),
 )
 
 
 @pytest.mark.skipif(nb.SIMULATOR, reason="kernels are played in another way")
 @pytest.mark.parametrize(("cluster", "split"), [(4, 8), (2, 4), (4, 3)])
-@pytest.mark.parametrize(("precision", "op", "tile", "bias", "sizes", "taps"), PLAYED)
-def test_played_clusters_add_the_parts_of_their_blocks(precision, op, tile, bias, sizes, taps, cluster, split):
+@pytest.mark.parametrize(("tile", "bias", "sizes", "taps"), PLAYED)
+def test_played_clusters_add_the_parts_of_their_blocks(tile, bias, sizes, taps, cluster, split):
     """No block waits for ever or leaves memory that is read; no stage is overwritten that a helper or a tensor core reads; every plane is whole."""
     n, c, h, w, k = sizes
-    tile, case = replace(tile, split=split, cluster=cluster), gradient(ConvShape(n, c, h, w, k, taps, taps, 1, taps // 2), op, bias)
-    g = correlation(bare(case, tile, precision))
-    launch = product_of(case, precision, tile)[0]
+    tile, case = replace(tile, split=split, cluster=cluster), gradient(ConvShape(n, c, h, w, k, taps, taps, 1, taps // 2), bias)
+    g = correlation(bare(case, tile))
+    launch = product_of(case, tile)[0]
     parts, planes = tile.parts(g), tile.planes_of_parts(g)
     tiles = tile.row_tiles(g) * tile.column_tiles(g)
     assert launch.grid == (tiles * parts, 1)
     assert parts % cluster == 0
-    if isinstance(tile, SquareTile):
-        loads = {"cp_async_bulk_tensor_4d": lambda source: tile.patch_bytes if source else tile.panel_bytes}
-    else:
-        loads = {"cp_async_bulk_tensor_2d": tile.panel_bytes, "cp_async_bulk_tensor_4d_im2col": tile.panel_bytes}
+    loads = {"cp_async_bulk_tensor_4d": lambda source: tile.patch_bytes if source else tile.panel_bytes}
     biases: list = []
     replaced = {
         "add_pixels.": _slowly,
-        "add_pixels": lambda *_: 0.0,  # of pixels that a lane has in its registers, in tf32
-        "transpose_panel": lambda block, values, at, lane: _slowly(block, values, at),
         "store_sums": lambda block, *args: biases.append(args[-1]),
         "_store_share": lambda block, *args: None,
     }
@@ -233,29 +199,20 @@ def test_played_clusters_add_the_parts_of_their_blocks(precision, op, tile, bias
     assert len(seen) == len(found)
     assert max(found) < planes * g.K * g.taps * g.C
     # The bias gradient has a plane of sums for each part, not for each cluster.
-    planes_b, count_b = wgrad.WgmmaWeightGradient(precision).bias_planes(bare(case, tile, precision))
+    planes_b, count_b = wgrad.WgmmaWeightGradient("bf16").bias_planes(bare(case, tile))
     assert planes_b % parts == 0
     assert all(at < planes_b * count_b for at in biases)
-    assert bool(biases) == (bias and precision == "bf16")
+    assert bool(biases) == bias
 
 
 # -- compiled, and a GPU
 
 
 @pytest.mark.skipif(nb.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize(
-    ("precision", "op", "bias", "tile"),
-    [
-        ("bf16", "conv_wgrad", True, replace(SQUARE, split=8, cluster=4)),
-        ("bf16", "upconv_wgrad", True, PixelTile(128, 256, 64, 2, 4, split=8, cluster=4)),
-        ("bf16", "conv_wgrad", False, PixelTile(192, 192, 64, 3, 4, split=4, cluster=2)),
-        pytest.param("tf32", "conv_wgrad", True, PixelTile(128, 256, 32, 2, 4, element=4, split=8, cluster=4), marks=pytest.mark.full),
-        pytest.param("fp32", "conv_wgrad", True, PixelTile(128, 128, 32, 2, 3, element=4, planes=2, split=8, cluster=4), marks=pytest.mark.full),
-    ],
-)
-def test_compiles_without_spills(precision, op, bias, tile):
-    shape = ConvShape(4, 128, 16, 16, 256, 3, 3, 1, 1)
-    launch = product_of(gradient(shape, op, bias), precision, tile)[0]
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiles_without_spills(bias):
+    tile = replace(SQUARE, split=8, cluster=PAIR)
+    launch = product_of(gradient(ConvShape(4, 128, 16, 16, 256, 3, 3, 1, 1), bias), tile)[0]
     report = compile_launch(launch, "90a")
     assert (report.frame_bytes, report.cluster) == (0, tile.cluster)
     assert report.registers * launch.block <= 65536
@@ -280,38 +237,26 @@ def test_bytes_of_parts_are_those_of_clusters():
 
 
 GRADIENTS = {
-    "squares": ("conv_wgrad", ConvShape(9, 64, 16, 16, 64, 3, 3, 1, 1)),
-    "squares, ragged channels": ("conv_wgrad", ConvShape(5, 72, 16, 24, 200, 3, 3, 1, 1)),
-    "squares, two lines of taps": ("conv_wgrad", ConvShape(9, 128, 7, 8, 64, 2, 3, 1, 1)),
-    "stride 2": ("conv_wgrad", ConvShape(9, 64, 15, 14, 64, 3, 3, 2, 1)),
-    "ragged channels": ("conv_wgrad", ConvShape(9, 72, 9, 9, 200, 3, 3, 1, 1)),
-    "one tap": ("conv_wgrad", ConvShape(17, 128, 7, 7, 64, 1, 1, 1, 0)),
-    "folded": ("upconv_wgrad", ConvShape(9, 128, 8, 8, 256, 3, 3, 1, 1)),
-    "folded, ragged channels": ("upconv_wgrad", ConvShape(17, 72, 5, 4, 136, 3, 3, 1, 1)),
+    "whole channels": ConvShape(9, 64, 16, 16, 64, 3, 3, 1, 1),
+    "ragged channels": ConvShape(5, 72, 16, 24, 200, 3, 3, 1, 1),
+    "two lines of taps": ConvShape(9, 128, 7, 8, 64, 2, 3, 1, 1),
 }
-
-
-PARTS = ((4, 4), (4, 7), (4, 16), (2, 2), (2, 5))
-"""Blocks of a cluster, and of an output tile: multiples of them, and not."""
+PARTS = (2, 5, 16)
+"""Blocks of an output tile: pairs, and not."""
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("precision", "every"), [("bf16", 1), ("tf32", 2), ("fp32", 2)])
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_parity(gpu, precision, every, name, bias):
-    """Tiles in clusters of four and of two; the same bits again."""
+def test_parity(gpu, name, bias):
+    """Pairs of blocks; the same bits again."""
     if gpu.capability != (9, 0):
         pytest.skip("clusters need compute capability 9.0")
-    op, shape = GRADIENTS[name]
-    impl = wgrad.ops(precision)[op]
-    found = [case for case in (conv_cases(shape) if op == "conv_wgrad" else up_cases(shape)) if case.op == op and (len(case.outs) == 2) == bias]
-    if not found:
-        pytest.skip("no such gradient")
-    case = rounded(found[0], precision)
-    wanted, limit = reference(case), bound(case, precision)
-    options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": STORE[precision]}
-    kinds = dict.fromkeys(replace(tile, split=1, cluster=1) for tile in impl.candidates(bare(case, SMALL, precision), gpu.multiprocessors))
-    tiles = [replace(tile, cluster=cluster, split=split) for tile in list(kinds)[::every] for cluster, split in PARTS]
+    case, impl = rounded(gradient(GRADIENTS[name], bias), "bf16"), wgrad.ops("bf16")["conv_wgrad"]
+    wanted, limit, op = reference(case), bound(case, "bf16"), case.op
+    options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": STORE["bf16"]}
+    found = [tile for tile in impl.candidates(bare(case, SQUARE), gpu.multiprocessors) if isinstance(tile, SquareTile)]
+    kinds = dict.fromkeys(replace(tile, split=1, cluster=1) for tile in found)
+    tiles = [replace(tile, cluster=PAIR, split=split) for tile in kinds for split in PARTS]
     made = [Bound(impl, op, case.ins, case.outs, tile=tile, **options) for tile in tiles]
     compile_all(launch for each in made for launch in each.launches)
     for tile, each in zip(tiles, made, strict=True):

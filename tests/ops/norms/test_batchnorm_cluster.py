@@ -18,7 +18,7 @@ from nbcnn.modes import MODES
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.norms import batch, batch_cluster
-from nbcnn.ops.norms.batch_cluster import BLOCK_SHARED, CLUSTERED, FEWEST, RESERVED, SHARED, candidates_of
+from nbcnn.ops.norms.batch_cluster import _REGISTERS, BLOCK_SHARED, CLUSTERED, FEWEST, RESERVED, SHARED, WAVES, candidates_of
 from nbcnn.ops.norms.cluster_share import Tile, layout_of
 
 TENSORCORE = {precision: MODES["tensorcore", precision] for precision in ("bf16", "tf32", "fp32")}
@@ -33,10 +33,10 @@ COMPILES = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles n
     [
         ((512, 512, 4, 4), "bfloat16", 2, 2, 256),
         ((512, 512, 4, 4), "bfloat16", 1, 2, 256),
-        ((512, 1024, 2, 2), "bfloat16", 2, 4, 256),
+        ((512, 1024, 2, 2), "bfloat16", 2, 8, 128),
         ((512, 256, 4, 4), "bfloat16", 2, 2, 128),
         ((512, 512, 4, 4), "float32", 2, None, None),
-        ((512, 256, 8, 8), "bfloat16", 1, None, None),
+        ((512, 256, 8, 8), "bfloat16", 1, 2, 128),
         ((512, 256, 8, 8), "bfloat16", 2, None, None),
         ((10, 128, 13, 11), "bfloat16", 1, 2, 64),
         ((512, 128, 8, 8), "bfloat16", 2, None, None),
@@ -71,7 +71,8 @@ def test_every_tile_fits_and_covers_the_batch(shape, kind):
             assert layout.nbytes <= BLOCK_SHARED
             assert layout.held * 16 // width >= own * tile.columns * 16
             assert channels % (tile.columns * width) == 0
-            assert FEWEST <= blocks <= CLUSTERED * min(SHARED // (layout.nbytes + RESERVED), tile.together), "all clusters at once"
+            together = min(SHARED // (layout.nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * tile.threads))
+            assert FEWEST <= blocks <= WAVES * CLUSTERED * together
             assert tile.threads in (256, 512)
             assert 2 * tile.columns * width <= tile.threads, "a thread for each of a block's sums"
 
@@ -126,15 +127,14 @@ REST = [(op, precision) for op in batch_cluster.OPS for precision in TENSORCORE 
 @COMPILES
 @pytest.mark.parametrize(("op", "precision"), [*FIRST, *full(*REST)])
 def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision):
-    """At most 128 registers: a block of 512 threads, alone on its multiprocessor, then has them all; 80 where three of 256 are to share one."""
+    """A block of 512 threads, alone on its multiprocessor, has 128 registers a thread; forward kernels have 80, so that three of 256 share one."""
     forms = [(tile, more) for tile in (Tile(4, 128, 8), Tile(2, 128, 8)) for more in (False, True)]
     for tile, more in forms if op == "batchnorm_add_relu_grads" else forms[::2]:
         made, _ = bound(op, precision, (80, 128, 8, 8), Host(), more, tile=tile)
         (launch,) = made.launches
         report = compile_launch(launch)
-        assert (report.frame_bytes, report.registers <= 65536 // (tile.threads * tile.together) // 8 * 8, report.cluster) == (0, True, 8), (
-            report.registers
-        )
+        assert (report.frame_bytes, report.cluster) == (0, 8)
+        assert report.registers <= _REGISTERS[1 if op.endswith("_fprop") else 2]
         (moved,) = batch_cluster.OPS[op].traffic(made.call)
         assert moved.read == moved.distinct
 

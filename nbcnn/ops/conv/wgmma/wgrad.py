@@ -25,17 +25,6 @@ from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import windows
 
 
-def grid_of(tile: PixelTile | SquareTile, g: Correlation, tiles: int) -> tuple[int, int]:
-    """(tiles, parts), or with clusters, which lie along x, all of both there: `wgrad_cluster.place_of_block`.
-
-    Raises ValueError where there are fewer steps of pixels than blocks of a cluster.
-    """
-    parts = tile.parts(g)
-    if parts == 0:
-        raise ValueError(f"{tile.pixel_steps(g)} steps of pixels are not one for each block of a cluster: {tile}")
-    return (tiles, parts) if tile.cluster == 1 else (tiles * parts, 1)
-
-
 class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
     """Weight gradients in one precision."""
 
@@ -61,10 +50,9 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
 
     def _cycles(self, tile: PixelTile | SquareTile, g: Correlation, multiprocessors: int) -> float:
         """Estimated time with a tile."""
-        places = wgrad_tile.in_clusters(multiprocessors, tile.cluster)
         if isinstance(tile, SquareTile):
-            return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], places)
-        return cycles(wgrad_tile.work(g, tile), RATES["pixels", self.precision], places)
+            return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], multiprocessors)
+        return cycles(wgrad_tile.work(g, tile), RATES["pixels", self.precision], multiprocessors)
 
     def column_tiles(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
         return tile.column_tiles(g)
@@ -91,7 +79,7 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         )
         columns = tile.column_tiles(g)
         sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
-        args, grid = (maps, partials, partials_b, *map(np.int32, sizes)), grid_of(tile, g, tile.row_tiles(g) * columns)
+        args, grid = (maps, partials, partials_b, *map(np.int32, sizes)), (tile.row_tiles(g) * columns, tile.parts(g))
         return Launch(pixel_product(unsplit(tile), bias), grid, tile.threads(bias != ""), args, shared=tile.shared_bytes, name=call.op)
 
     def _squares(self, call: Call, tile: SquareTile, g: Correlation, partials: Any, partials_b: Any) -> Launch:
@@ -102,7 +90,9 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
             encode_tiled(x, (g.C, g.W, g.H, g.N), (wgrad_square.CHANNELS, tile.PW, tile.PH, 1)),
         )
         sizes = (g.K, g.C, g.P, g.Q, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
-        args, grid = (maps, partials, partials_b, *map(np.int32, sizes)), grid_of(tile, g, tile.row_tiles(g) * columns)
+        args, tiles, parts = (maps, partials, partials_b, *map(np.int32, sizes)), tile.row_tiles(g) * columns, tile.parts(g)
+        # Clusters lie along x: `wgrad_cluster.place_of_block`.
+        grid = (tiles, parts) if tile.cluster == 1 else (tiles * parts, 1)
         kernel = wgrad_square.square_product(unsplit(tile), bias)
         return Launch(kernel, grid, tile.threads(bias), args, shared=tile.shared_bytes, name=call.op)
 

@@ -22,7 +22,6 @@ from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stag
 from nbcnn.ops.conv.wgmma.ring import consumer as ring_consumer
 from nbcnn.ops.conv.wgmma.tile import WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
-from nbcnn.ops.conv.wgmma.wgrad_cluster import option, place_of_block, share_sums, steps_of_part
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPERS, WARP, PixelTile
 from nbcnn.ops.conv.wgmma.wgrad_transpose import transposer
@@ -139,24 +138,6 @@ def store_product(tile: PixelTile) -> Any:
 
 
 @cache
-def place_of_four(tile: PixelTile) -> Any:
-    """Device function (t, four, m0, panel0, panels, C, S) -> (m, tap, c, whether the panel is there) of sums 4·four … 4·four + 3 of thread t."""
-    ROWS, EIGHTS, EIGHTS_OF_PANEL, place = tile.BM // tile.groups, tile.BN // 8, tile.panel // 8, panel_place(tile.panel)
-
-    @jit(device=True)
-    def run(t, four, m0, panel0, panels, C, S):
-        half = four // EIGHTS
-        eighth = four - half * EIGHTS
-        j = eighth // EIGHTS_OF_PANEL
-        r, s, c0 = place(panel0 + j, panels, C, S)
-        m = m0 + (t >> 7) * ROWS + ((t >> 5) & 3) * 16 + ((t & 31) >> 2) + half * 64
-        c = c0 + (t & 3) * 2 + (eighth - j * EIGHTS_OF_PANEL) * 8
-        return m, r * S + s, c, panel0 + j < panels and c < C
-
-    return run
-
-
-@cache
 def pixel_product(tile: PixelTile, bias: str) -> Any:
     STAGES, BM, PANEL, CONSUMERS = tile.slots, tile.BM, tile.panel, tile.consumers
     RING, GROUP_BYTES = STAGES * tile.stage_bytes, tile.BM // tile.panel * tile.panel_bytes // tile.groups
@@ -165,24 +146,19 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
     init, produce, consume = init_ring(STAGES, ARRIVALS), producer(tile), consumer(tile)
     store, transpose = store_product(tile), transposer(tile, bias)
     add_up, place = summer(tile, bias == "shifted"), panel_place(tile.panel)
-    CLUSTER, locate = tile.cluster, place_of_block(tile.BM, tile.cluster)
-    SUMMERS = ARRIVALS - tile.consumers // WARP
-    share: Any = share_sums(tile.consumers, ACC, CLUSTER, SUMMERS, place_of_four(tile), RING) if CLUSTER > 1 else None
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
     # 16 bytes of a pixel a lane; lanes beyond a pixel of few channels begin anew.
     CHUNK_BITS = min(31, tile.BN // 8 - 1) if tile.BN & (tile.BN - 1) == 0 else 31
 
-    @jit(launch_bounds=(tile.threads(bias != ""), 1), **option(CLUSTER))
+    @jit(launch_bounds=(tile.threads(bias != ""), 1))
     def pixel_product_kernel(maps, partials, partials_b, M, C, P, Q, R, S, stride, top, left, pixel_steps, steps, column_tiles):
         """partials[z][m][(r,s)][c] = Σ_pixel stationary[pixel][m] · shifted[pixel shifted by (r,s)][c] over part z; bias sums of it in partials_b.
 
         gemm: GM = M, GN = R·S·C, GK = pixels; block tile BM × BN, BK pixels a step.
-        grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2; with clusters one number
-        (`wgrad_cluster`), and z counts clusters in partials.
+        grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
         block: `groups` warpgroups that multiply, a warp whose first thread fetches; then three helper warps that transpose tiles (tf32, fp32), or
         add up dy if there is a bias. owns: a block BM × BN, a warpgroup BM/groups rows of it.
-        shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·steps·BK·(BM + BN) + 4·BM·BN bytes; in clusters a
-        share of the latter, and through their shared memory all of them once.
+        shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·steps·BK·(BM + BN) + 4·BM·BN bytes.
         needs: compute capability 9.0 (wgmma, TMA).
         bias: which operand is dy, "stationary" or "shifted"; "" where no bias gradient is wanted.
         """
@@ -193,19 +169,13 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
         ready = full + STAGES * 16 if TRANSPOSED else full
         meeting = full + BARRIERS
         t = cuda.threadIdx.x
-        if CLUSTER > 1:
-            row_tile, column_tile, z = locate(M, column_tiles)
-        else:
-            row_tile = cuda.blockIdx.x // column_tiles
-            column_tile = cuda.blockIdx.x - row_tile * column_tiles
-            z = cuda.blockIdx.y
+        row_tile = cuda.blockIdx.x // column_tiles
+        column_tile = cuda.blockIdx.x - row_tile * column_tiles
+        z = cuda.blockIdx.y
         m0, panel0 = row_tile * BM, column_tile * PANELS_B
         panels = R * S * ((C + (PANEL - 1)) // PANEL)
-        if CLUSTER > 1:
-            first, last = steps_of_part(z, pixel_steps, cuda.gridDim.x // ((M + (BM - 1)) // BM * column_tiles))
-        else:
-            first = z * steps
-            last = min(first + steps, pixel_steps)
+        first = z * steps
+        last = min(first + steps, pixel_steps)
         if t == 0:
             init(full, empty)
             if TRANSPOSED:
@@ -242,9 +212,6 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
         for i in range(ACC):
             acc[i] = 0.0
         consume(acc, ring, ready, empty, (t >> 7) * GROUP_BYTES, t & 31, last - first, 0, 0)
-        if CLUSTER > 1:
-            share(acc, partials, ring, t, z // CLUSTER, m0, panel0, panels, M, C, R * S, S)
-        else:
-            store(acc, partials, t, z, m0, panel0, panels, M, C, R * S, S)
+        store(acc, partials, t, z, m0, panel0, panels, M, C, R * S, S)
 
     return pixel_product_kernel

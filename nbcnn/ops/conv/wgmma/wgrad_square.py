@@ -25,17 +25,7 @@ from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, consumer, init_ring,
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_cluster import option, place_of_block, share_sums, steps_of_part
-from nbcnn.ops.conv.wgmma.wgrad_tile import (
-    BARRIERS,
-    HELPED,
-    HELPERS,
-    MOST_SPLIT,
-    WARP,
-    compulsory_bytes,
-    exchange_cycles,
-    parts_bytes,
-    splits_of_clusters,
-)
+from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP, compulsory_bytes, parts_bytes
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -52,6 +42,10 @@ _MOST_TAPS = 3
 """Lines of a filter, a warpgroup each, and taps of a line: more sums than a thread has registers."""
 _SHARED_OF_BLOCK = 227 * 1024
 _MOST_SLOTS = 8
+PAIR = 2
+"""Blocks of a cluster. Pairs find room on every multiprocessor, clusters of four on 120 of an H200's 132."""
+_EXCHANGE = 4000.0
+"""Cycles in which a block adds its sums to those of its cluster."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,7 @@ class SquareTile(OverPixels):
     """A block's tile BM × (R·S taps of 64 channels) over squares of 64 pixels; `slots` of them are in flight, the stages of its ring.
 
     split    blocks that share one output tile.
-    cluster  of these blocks as many add their parts before they write them (`wgrad_cluster`).
+    cluster  of these blocks as many add their parts before they write them (`wgrad_cluster`): 1 or PAIR.
     """
 
     BM: int
@@ -133,7 +127,7 @@ class SquareTile(OverPixels):
 
 
 def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
-    """The tile, in bf16, with the splits that fill half a wave, one or two, with clusters and without.
+    """The tile, in bf16, with the splits that fill half a wave, one or two, alone and in pairs.
 
     None where the images of dy are no squares, or pixels and taps are apart.
     """
@@ -143,11 +137,10 @@ def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
     tile = replace(tile, slots=min(_MOST_SLOTS, (_SHARED_OF_BLOCK - tile.shared_bytes) // tile.stage_bytes))
     outputs = tile.row_tiles(g) * tile.column_tiles(g)
     most = min(MOST_SPLIT, tile.pixel_steps(g))
-    waves = (0.5, 1, 2)
-    for split in sorted({min(most, max(1, int(wave * multiprocessors) // outputs)) for wave in waves}):
+    for split in sorted({min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2)}):
         yield replace(tile, split=split)
-    for split, cluster in splits_of_clusters(outputs, most, multiprocessors, waves):
-        yield replace(tile, split=split, cluster=cluster)
+        if split > 1:
+            yield replace(tile, split=split // PAIR * PAIR, cluster=PAIR)
 
 
 def work(g: Correlation, tile: SquareTile) -> Work:
@@ -163,7 +156,7 @@ def work(g: Correlation, tile: SquareTile) -> Work:
         ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS / tile.cluster,
         memory=compulsory_bytes(g, 2),
         parts=parts_bytes(g, tile),
-        exchange=exchange_cycles(tile, tile.BM * tile.R * tile.S * CHANNELS),
+        exchange=_EXCHANGE if tile.cluster > 1 else 0.0,
     )
 
 

@@ -1,8 +1,7 @@
 """Tiles of the weight gradient, and the choice of one for a shape.
 
 The GEMM is K × (taps of C channels) × pixels: few output tiles and a long sum. So the pixels are cut into `split` parts, as
-many as make one block for every place on the GPU, and another launch adds the parts in order; blocks of a cluster add theirs
-before (`wgrad_cluster`).
+many as make one block for every place on the GPU, and another launch adds the parts in order.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ _SHARED_OF_MULTIPROCESSOR = 228 * 1024
 _RESERVED = 1024
 MOST_SPLIT = 132
 """Parts that the pixels are cut into at most."""
-_CLUSTERS = (4, 2)
-_EXCHANGE_START, _EXCHANGE_BYTES = 1500, 32
-"""What blocks of a cluster take to add their parts: cycles however few they are, bytes of a block a cycle. Estimated, not yet measured."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class PixelTile(OverPixels):
     element  bytes of an operand's element: 2 (bfloat16) or 4, whose tiles are transposed in shared memory, 32 pixels a step.
     planes   into how many tf32 values an element is split, 1 or 2.
     split    blocks that share one output tile.
-    cluster  of these blocks as many add their parts before they write them (`wgrad_cluster`).
 
     A tile lies in shared memory as panels of BK pixels × 128 bytes. BM is `groups` times 64 or 128, BN whole panels.
     """
@@ -52,7 +47,6 @@ class PixelTile(OverPixels):
     element: int = 2
     planes: int = 1
     split: int = 1
-    cluster: int = 1
 
     @property
     def panel(self) -> int:
@@ -123,33 +117,8 @@ _TILES = {
 
 
 def parts_bytes(g: Correlation, tile: OverPixels) -> float:
-    """Bytes of all parts."""
+    """Bytes of all parts that are written."""
     return 4.0 * tile.planes_of_parts(g) * g.K * g.taps * g.C
-
-
-def exchange_cycles(tile: OverPixels, sums: int) -> float:
-    """Cycles in which a block with `sums` sums adds them to those of its cluster."""
-    return _EXCHANGE_START + 4 * sums / _EXCHANGE_BYTES if tile.cluster > 1 else 0.0
-
-
-def in_clusters(multiprocessors: int, cluster: int) -> int:
-    """Multiprocessors on which clusters with one block on each find room at once.
-
-    A cluster stays within one of the GPU's groups of multiprocessors. Pairs leave none idle; of an H200's 132 clusters of 4 take 120, says
-    cuOccupancyMaxActiveClusters, and more would be a second wave.
-    """
-    return multiprocessors * 10 // 11 // cluster * cluster if cluster > 2 else multiprocessors
-
-
-def splits_of_clusters(outputs: int, most: int, multiprocessors: int, waves: tuple[float, ...]) -> Iterator[tuple[int, int]]:
-    """(split, cluster) with as many blocks as those waves have places."""
-    found = set()
-    for wave in waves:
-        for cluster in _CLUSTERS:
-            split = min(most, int(wave * in_clusters(multiprocessors, cluster)) // outputs) // cluster * cluster
-            if split:
-                found.add((split, cluster))
-    yield from sorted(found)
 
 
 def compulsory_bytes(g: Correlation, element: int) -> float:
@@ -168,20 +137,16 @@ def work(g: Correlation, tile: PixelTile) -> Work:
         tensor=products * tile.BM * tile.BN * tile.BK / (2048 if tile.element == 2 else 1024),
         shared=(1 + transposed) * tile.landed_bytes + products * tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element,
         fetched=tile.landed_bytes,
-        ends=4.0 * tile.BM * tile.BN / tile.cluster,
+        ends=4.0 * tile.BM * tile.BN,
         memory=compulsory_bytes(g, tile.element),
         parts=parts_bytes(g, tile),
-        exchange=exchange_cycles(tile, tile.BM * tile.BN),
     )
 
 
 def candidates(g: Correlation, precision: str, multiprocessors: int) -> Iterator[PixelTile]:
-    """Every tile with the splits that fill half a wave, or one to four, or leave the pixels whole; with clusters and without."""
-    waves = (0.5, 1, 2, 3, 4)
+    """Every tile with the splits that fill half a wave, or one to four, or leave the pixels whole."""
     for tile in _TILES[precision]:
         outputs = tile.row_tiles(g) * tile.column_tiles(g)
         most = min(MOST_SPLIT, tile.pixel_steps(g))
-        for split in sorted({1, *(min(most, max(1, int(wave * multiprocessors) // outputs)) for wave in waves)}):
+        for split in sorted({1, *(min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2, 3, 4))}):
             yield replace(tile, split=split)
-        for split, cluster in splits_of_clusters(outputs, most, multiprocessors, waves):
-            yield replace(tile, split=split, cluster=cluster)
