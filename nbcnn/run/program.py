@@ -92,10 +92,12 @@ class Program:
     def _branches(self) -> list[str]:
         """For every launch, the branch of the graph that it runs on."""
         joined = side_ends(self.plan.steps)
-        branches = []
+        branches, joins = list[str](), False
         for at, (item, launches) in enumerate(self.bound):
-            branch = SIDE if item.side else JOIN if at in joined else MAIN
-            branches += [branch] * len(launches)
+            joins = joins or at in joined
+            branches += [SIDE if item.side else JOIN if joins else MAIN] * len(launches)
+            # A step without launches leaves it to the next one.
+            joins = joins and (item.side or not launches)
         return branches
 
     def replay(self) -> None:
