@@ -92,6 +92,16 @@ def test_weights_are_packed_beside_the_first_convolution():
     assert lifetimes(plan.steps)[late.step.outs[0]][0] == 0
 
 
+def test_the_side_branch_is_joined_before_what_it_packed_is_read():
+    program = training_program(MODES["im2col", "fp32"], 128)
+    branches = iter(program._branches())
+    of_step = [[next(branches) for _ in launches] for _, launches in program.bound]
+    reader = side_ends(program.plan.steps)[0]
+    assert set(of_step[0]) == {"side"}
+    assert {branch for step in of_step[1:reader] for branch in step} == {"main"}
+    assert of_step[reader][0] == "join"
+
+
 @pytest.mark.parametrize("micro", [128, 8])
 def test_few_weights_are_packed_in_one_launch(micro):
     """However many parts of a batch read them."""
