@@ -251,7 +251,8 @@ def test_tiles_cost_the_taps_that_are_not_zeros(precision):
         ("bf16", "conv_dgrad", 1, PatchTile(2, 8, 8, 128, 1, 6, 1, 2, turns=2)),
         ("bf16", "conv_dgrad", 3, PatchTile(4, 8, 8, 64, 2, 6, 1, 2)),
         ("tf32", "conv_dgrad", 3, PatchTile(2, 8, 8, 128, 1, 3, 1, 2, turns=2)),
-        ("bf16", "conv_dgrad", 2, PatchTile(1, 16, 8, 64, 1, 4, 2, 2, turns=2, swapped=True)),
+        ("bf16", "conv_dgrad", 2, PatchTile(1, 16, 8, 64, 1, 4, 2, 2, swapped=True)),
+        ("bf16", "conv_dgrad", 2, PatchTile(1, 16, 16, 64, 1, 6, 1, 2, turns=2, swapped=True)),
     ],
 )
 def test_kernels_compile_without_spills(precision, op, taps, tile):

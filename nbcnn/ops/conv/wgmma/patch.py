@@ -169,7 +169,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
         return []
     found: list[PatchTile] = []
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
-    for BM, BN, groups, blocks, turns, swapped in _SHAPES + (_SHORT if g.spans else ()):
+    for BM, BN, groups, blocks, turns, swapped in _SHAPES:
         if swapped and g.taps == 1 and g.spans is None:
             continue  # MobileNet's 32 → 64 channels of 32×32 by one tap took 100 µs instead of 57, their gradient 121 instead of 37
         if swapped and turns > 1 and kind.result > 2:
@@ -242,8 +242,6 @@ With 64 channels ping-pong loses unless products are swapped: one warpgroup wait
 """
 _SHORTEST_STRIP, _LONGEST_STRIP = 16, 32
 """Lines of a strip of eight pixels: 8 would give a product no more columns than it has without swapping, 32 give 256, the most."""
-_SHORT = ((128, 64, 1, 2, 2, True),)
-"""A shape for phases of unequal taps, whose tiles are over after a few steps: their epilogues take longer than their products."""
 _MOST_SLOTS = 6
 _MOST_KEPT = 12
 """Stages of filters, kept or not, for which there are barriers: with the eight others, two of 8 bytes each fill BARRIER_BYTES."""
