@@ -40,7 +40,7 @@ def lower(
 ) -> Plan:
     """Fit recorded steps to a row: how activations are stored, converts at the two doors, packed weights, scratch, the arena.
 
-    `resolve` says how a step runs. Weights that implementations want in another order are gathered by a `pack_weights`
+    `resolve` says how a step runs. Weights that implementations want in another order are gathered by `pack_weights`
     steps at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy. Many are packed beside the first step that
     reads packed weights, which has its own packed before (`PackedBy`).
     `branching` lets weight gradients that read little (SIDE_BYTES) run beside the rest of the backward pass, which keeps what they read alive longer.

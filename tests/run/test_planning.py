@@ -100,6 +100,9 @@ def test_the_side_branch_is_joined_before_what_it_packed_is_read():
     assert set(of_step[0]) == {"side"}
     assert {branch for step in of_step[1:reader] for branch in step} == {"main"}
     assert of_step[reader][0] == "join"
+    # Where the reader has no launches of its own, the next step joins.
+    program.bound[reader] = (program.bound[reader][0], [])
+    assert program._branches()[sum(len(step) for step in of_step[:reader])] == "join"
 
 
 @pytest.mark.parametrize("micro", [128, 8])

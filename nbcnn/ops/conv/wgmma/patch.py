@@ -171,7 +171,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels
     for BM, BN, groups, blocks, turns, swapped in _SHAPES:
         if swapped and g.taps == 1 and g.spans is None:
-            continue  # MobileNet's 32 → 64 channels of 32×32 by one tap took 100 µs instead of 57, their gradient 121 instead of 37
+            continue  # MobileNet's 32 → 64 channels of 32×32 by one tap took 100 µs instead of 57 (bf16), their gradient 121 instead of 37
         if swapped and turns > 1 and kind.result > 2:
             continue  # two tiles' results of four bytes leave room for few pixels: 30 % slower than the same tiles side by side
         if swapped:

@@ -8,7 +8,7 @@ memory, which is free behind the last product, and each adds a share of all rank
     order                 rank i adds its own sums first, then those of ranks i + 1, …, around: all ranks read from different blocks at a time, and a
                           result has the same bits every time
 
-Sums come in fours, as wgmma leaves them: two columns of a row, and two of the row 8 below. `place_of_four` of a kernel says which.
+Sums come in fours, as wgmma leaves them: two columns of a row, and two of the row 8 below. `wgrad_square.place_of_four` says which.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def put_sums(consumers: int, sums: int) -> Any:
 
 @cache
 def add_ranks(consumers: int, sums: int, cluster: int, place: Any) -> Any:
-    """Device function (partials, ring, t, rank, plane, m0, column0, columns, M, C, taps, S): the ranks' sums, added, to partials[plane][m][tap][c].
+    """Device function (partials, ring, t, rank, plane, m0, c0, M, C, taps, S): the ranks' sums, added, to partials[plane][m][tap][c].
 
-    place  device function (t, four, m0, column0, columns, C, S) -> (m, tap, c, whether the columns are there) of a four's first sum
+    place  device function (t, four, m0, c0, C, S) -> (m, tap, c, whether the channels are there) of a four's first sum
 
     A four is read where its first row is wanted, so that a thread has all that it asked for when it has issued its stores.
     """
@@ -98,7 +98,7 @@ def add_ranks(consumers: int, sums: int, cluster: int, place: Any) -> Any:
     VALUES = 4 * CLUSTER * FLIGHT
 
     @jit(device=True)
-    def run(partials, ring, t, rank, plane, m0, column0, columns, M, C, taps, S):
+    def run(partials, ring, t, rank, plane, m0, c0, M, C, taps, S):
         values = cuda.local.array(VALUES, f4)
         there = cuda.local.array(CLUSTER, u4)
         rows = cuda.local.array(FLIGHT, i4)
@@ -109,8 +109,8 @@ def add_ranks(consumers: int, sums: int, cluster: int, place: Any) -> Any:
             there[j] = address_of_block(ring + own * PITCH + t * 16, other - CLUSTER if other >= CLUSTER else other)
         for begin in range(0, FOURS, FLIGHT):
             for k in range(FLIGHT):
-                m, tap, c, inside = place(t, own + begin + k, m0, column0, columns, C, S)
-                # A four of columns that are not there has rows beyond the last.
+                m, tap, c, inside = place(t, own + begin + k, m0, c0, C, S)
+                # A four of channels that are not there has rows beyond the last.
                 rows[k] = m if inside else M
                 starts[k] = (i8(plane) * M + m) * (taps * C) + i8(tap * C + c)
                 for j in range(CLUSTER):
@@ -138,13 +138,13 @@ def share_sums(consumers: int, sums: int, cluster: int, summers: int, place: Any
     (wait, _), put, add = ring_is_free(consumers, summers), put_sums(consumers, sums), add_ranks(consumers, sums, cluster, place)
 
     @jit(device=True)
-    def run(acc, partials, ring, t, plane, m0, column0, columns, M, C, taps, S):
+    def run(acc, partials, ring, t, plane, m0, c0, M, C, taps, S):
         # Other warps may still multiply out of the ring, or add up dy.
         wait()
         put(acc, ring, t)
         cluster_arrive()
         cluster_wait()
-        add(partials, ring, t, cluster_rank(), plane, m0, column0, columns, M, C, taps, S)
+        add(partials, ring, t, cluster_rank(), plane, m0, c0, M, C, taps, S)
         # A block stays as long as another reads its memory. Lanes whose rows or channels are not there come with the others: by whole warps.
         cuda.syncwarp()
         cluster_arrive_relaxed()

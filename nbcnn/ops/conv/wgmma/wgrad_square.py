@@ -217,11 +217,11 @@ def _multiply_square(tile: SquareTile) -> Any:
 
 
 @cache
-def place_of_four(tile: SquareTile) -> Any:
-    """Device function (t, four, m0, c0, columns, C, S) -> (m, tap, c, whether the channel is there) of sums 4·four … 4·four + 3 of thread t."""
+def place_of_four() -> Any:
+    """Device function (t, four, m0, c0, C, S) -> (m, tap, c, whether the channel is there) of sums 4·four … 4·four + 3 of thread t."""
 
     @jit(device=True)
-    def run(t, four, m0, c0, columns, C, S):
+    def run(t, four, m0, c0, C, S):
         s = four >> 3
         c = c0 + (t & 3) * 2 + (four & 7) * 8
         return m0 + ((t >> 5) & 3) * 16 + ((t & 31) >> 2), (t >> 7) * S + s, c, c < C
@@ -239,7 +239,7 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
     consume = consumer(_multiply_square(tile), SUMS, STAGES, tile.stage_bytes, 0)
     add_up = summer(tile, False)
     CLUSTER, locate = tile.cluster, place_of_block(tile.BM, tile.cluster)
-    share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, HELPERS if bias else 0, place_of_four(tile), RING) if CLUSTER > 1 else None
+    share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, HELPERS if bias else 0, place_of_four(), RING) if CLUSTER > 1 else None
 
     @jit(launch_bounds=(tile.threads(bias), 1), **option(CLUSTER))
     def square_product_kernel(maps, partials, partials_b, M, C, P, Q, top, left, pixel_steps, steps, column_tiles):
@@ -293,7 +293,7 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
         r, lane = t >> 7, t & 31
         consume(acc, ring, full, empty, PANEL_BYTES + r * LINE, lane, last - first, 0, 0)
         if CLUSTER > 1:
-            share(acc, partials, ring, t, z // CLUSTER, m0, c0, 0, M, C, TAPS, S)
+            share(acc, partials, ring, t, z // CLUSTER, m0, c0, M, C, TAPS, S)
             return
         row = m0 + ((t >> 5) & 3) * 16 + (lane >> 2)
         for h in range(2):
