@@ -30,7 +30,7 @@ from nbcnn.ops.conv.thin import fused as thin_fused
 from nbcnn.ops.conv.thin import plain as thin
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.ops.conv.winograd import nine_products
-from nbcnn.ops.conv_norm import statistics
+from nbcnn.ops.conv_norm import gradient_sums, statistics
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
@@ -67,7 +67,7 @@ from nbcnn.ops.update import accumulate, adam, advance, ema, grad_norm, pack_wei
 from nbcnn.plan import names
 
 MODULES: tuple[ModuleType, ...] = (
-    *(reference, fused, conv_evonorm, statistics),
+    *(reference, fused, conv_evonorm, statistics, gradient_sums),
     *(dwconv1d, pwconv1d, s4kernel, glu, last, gather_windows),
     *(activations, add, evonorm, s0, b0, b0_ranks),
     *(batch, fold, group, layer, dropout, softmax, log_softmax),
@@ -146,7 +146,7 @@ def _tensorcore(precision: str) -> Row:
     thin_parts = [(name, statistics.of_engine(part) if "conv_fprop" in part else part) for name, part in few]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
-    hopper = statistics.of_engine(wgmma.ops(precision))
+    hopper = gradient_sums.of_engine(statistics.of_engine(wgmma.ops(precision)))
     hopper |= pwconv1d.transposed(hopper) | {
         "gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)
     }

@@ -45,7 +45,7 @@ def lower(
     reads packed weights, which has its own packed before (`PackedBy`).
     `branching` lets weight gradients that read little (SIDE_BYTES) run beside the rest of the backward pass, which keeps what they read alive longer.
     """
-    hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
+    hows = [(step, resolve(step)) for step in stored_as(_convert_doors(steps, layout, store), store)]
     slots, sizes, mapped = _place_packed(hows)
     packed = {by: Buf(f"packed weights {by}", (count,), by.dtype) for by, count in sizes.items()}
     maps = {packed[by]: Buf(f"pack map {by}", size, "int32", "const") for by, size in mapped.items()}
@@ -154,7 +154,7 @@ def _pack_made(planned: Sequence[Planned], maps: dict[Buf, Buf], resolve: Callab
     return made
 
 
-def _stored(steps: Sequence[Step], store: str) -> list[Step]:
+def stored_as(steps: Sequence[Step], store: str) -> list[Step]:
     """The steps with every activation and every gradient of one kept as `store`: temporaries of two axes or more."""
     if store == "float32":
         return list(steps)

@@ -7,15 +7,22 @@
     conv_dgrad_relu, add, relu_dgrad    besides, a convolution does not mask what the pass behind it masks by the same values
     conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks, of stride 1; of others no fast form can
 
+And, where the row has an implementation of the step (`with_sums`):
+
+    conv_dgrad, batchnorm_*_grads       conv_dgrad_batchnorm_*_sums, batchnorm_*_dgrad: the convolution's epilogue makes the sums that the norm's gradient
+                                        wants, and adds the other gradient of the norm's output, so that a pass over both is saved
+
 A tensor between two merged steps is read by the second alone, so it vanishes. The second gradient of a value is what a graph's backward adds to the
 first (`nbcnn.plan.graph.trace_nodes`).
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from nbcnn.plan.graph import Buf, Step
 
@@ -95,6 +102,59 @@ def _masks(steps: Sequence[Step], ops: Container[str]) -> list[Step]:
             gone.add(id(step))
             changed[id(before)] = replace(before, op="conv_dgrad_relu", ins=(*before.ins, y), outs=step.outs)
     return [changed.get(id(step), step) for step in steps if id(step) not in gone]
+
+
+_GRADS = re.compile("batchnorm(_[a-z0-9_]+)?_grads")
+
+
+def with_sums(steps: Sequence[Step], find: Callable[[Step], Any]) -> list[Step]:
+    """The steps with the sums of a norm's gradient made by the convolution that stands before it in the backward pass.
+
+    find: the implementation that runs a step (`nbcnn.ops.kernel.call.Impl`), None if there is none. A norm whose gradient moves each tensor once
+    keeps it.
+    """
+    readers, makers, sums = _readers(steps), _makers(steps, "conv_dgrad"), _makers(steps, "add")
+    made, gone = list[Step](), set[int]()
+    for step in steps:
+        pair = None
+        named = _GRADS.fullmatch(step.op)
+        if named and not getattr(find(step), "once", False):
+            pair = next((pair for pair in _splits(step, named[1] or "", readers, makers, sums) if find(pair[0][0]) is not None), None)
+        if pair is None:
+            made.append(step)
+        else:
+            made += pair[0]
+            gone |= pair[1]
+    return [step for step in made if id(step) not in gone]
+
+
+def _splits(
+    step: Step, form: str, readers: Counter[Buf], makers: dict[Buf, Step], sums: dict[Buf, Step]
+) -> Iterator[tuple[tuple[Step, Step], set[int]]]:
+    """For each convolution that makes a gradient of a norm's output: the two steps in place of the norm's, and those that they replace."""
+    plus = form == "_add_relu"
+    dy, x, *rest = step.ins
+    more = rest[4:] if plus else []
+    total = sums.get(dy.root)
+    replaced = set[int]()
+    gradients = [dy, *more]
+    if total is not None and not more and _only(readers, total, dy) and all(buf.shape == dy.shape for buf in total.ins):
+        gradients, replaced = list(total.ins), {id(total)}
+    for at, gradient in enumerate(gradients):
+        before = makers.get(gradient.root)
+        if before is None or not _only(readers, before, gradient) or gradient.shape != x.shape:
+            continue
+        others = gradients[:at] + gradients[at + 1 :]
+        # Of a residual block's end the gradient is that of the other value, too; else it is the step's own.
+        g = step.outs[1] if plus else before.outs[0]
+        dweight, dbias = step.outs[-2:]
+        both = Buf(f"{step.scope}.sums", (2 * x.shape[1],))
+        y, channels = ([rest[0]], rest[1:4]) if plus else ([], rest[:4])
+        ins = (*before.ins, x, *y, *channels, *others)
+        first = Step(f"conv_dgrad_batchnorm{form}_sums", ins, (g, both, dweight, dbias), before.attrs, before.scope)
+        weight, bias, mean, rstd = (channels[0], channels[0], *channels[1:]) if plus else channels
+        second = Step(f"batchnorm{'' if plus else form}_dgrad", (g, x, weight, bias, mean, rstd, both), (step.outs[0],), {}, step.scope)
+        yield (first, second), replaced | {id(before)}
 
 
 def _readers(steps: Sequence[Step]) -> Counter[Buf]:

@@ -239,6 +239,7 @@ class Net:
             capability=self.device.capability,
             tiles=self.tiles,
             branching=branching,
+            fusing=self.fusing,
         )
         if self.strict and (lines := self.fallbacks(plan)):
             raise UsageError(f"--strict: not every step runs in mode {self.mode}: " + "; ".join(lines))

@@ -7,10 +7,11 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from nbcnn.files.errors import UsageError
-from nbcnn.ops.kernel.call import bare_call
+from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.graph import Buf, Plan, Resolution, Step
-from nbcnn.plan.lowering import lower
+from nbcnn.plan.lowering import lower, stored_as
+from nbcnn.plan.merging import with_sums
 from nbcnn.plan.packing import placement_of
 from nbcnn.plan.shapes import numel
 
@@ -29,18 +30,37 @@ def plan_on(
     capability: tuple[int, int],
     tiles: Tiles | None = None,
     branching: bool = False,
+    fusing: bool = False,
 ) -> Plan:
     """The plan of recorded `steps` on `row`, for a device of that size and capability.
 
     `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
-    `branching` as in `lowering.lower`. Raises UsageError if a Buf is too large or no implementation supports a step.
+    `branching` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports (`merging.with_sums`).
+    Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
         # A data set may be larger: the gather kernels have 64 bits for the image, and 32 within it.
         for buf in (*step.ins[step.op in ("gather", "gather_labels") :], *step.outs):
             if numel(buf.shape) >= _INDEX_LIMIT:
                 raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
+    if fusing:
+        steps = with_sums(steps, finder(row, capability))
     return lower(steps, row.layout, resolver(row, multiprocessors, capability, tiles), weights, row.store, branching)
+
+
+def _refusal(impl: Impl, call: Call, capability: tuple[int, int]) -> str | None:
+    """None if an implementation runs a call on a GPU of this capability, else the reason in words."""
+    return impl.lacks(capability) or impl.supports(call)
+
+
+def finder(row: Row, capability: tuple[int, int]) -> Callable[[Step], Impl | None]:
+    """A function that finds the implementation of `row` that runs a recorded step on a GPU of this capability, None if there is none."""
+
+    def find(step: Step) -> Impl | None:
+        call = bare_call(stored_as([step], row.store)[0], row.layout)
+        return next((impl for _, impl in row.chain(step.op) if _refusal(impl, call, capability) is None), None)
+
+    return find
 
 
 _RENAMED = {"walkers": "blocks"}
@@ -54,14 +74,11 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
     Raises UsageError if no implementation supports a step.
     """
 
-    def refusal(impl: Any, call: Any) -> str | None:
-        return impl.lacks(capability) or impl.supports(call)
-
     def resolve(step: Step) -> Resolution:
         reasons = []
         call = bare_call(step, row.layout)
         for part, impl in row.chain(step.op):
-            reason = refusal(impl, call)
+            reason = _refusal(impl, call, capability)
             if reason:
                 reasons.append(f"{part}: {reason}")
                 continue

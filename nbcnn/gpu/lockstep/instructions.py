@@ -267,6 +267,20 @@ def _ldmatrix(count: int, transposed: bool) -> Callable[[Pointer], Any]:
     return apply
 
 
+def _stmatrix_x4_trans(address: Pointer, *words: Any) -> None:
+    """Lane 8i + j has the address to which column j of matrix i goes; lane l has elements 2(l mod 4) of column l/4 and the next as a word."""
+    _whole_warps("stmatrix")
+    matrices = np.empty((now.lanes // WARP, WARP, 8), np.uint16)
+    for i, word in enumerate(words):
+        word = _warps(cast(word, U4), "stmatrix")
+        # Element (row, column) of the untransposed fragment is what ldmatrix gives; a stored row is a column of it.
+        matrices[:, 8 * i + 2 * _T, _G] = (word & np.uint32(0xFFFF)).astype(np.uint16)
+        matrices[:, 8 * i + 2 * _T + 1, _G] = (word >> np.uint32(16)).astype(np.uint16)
+    array, at = Pointer(address.array, lane_array(address.offset)).element(np.dtype(np.uint16), 8)
+    rows = matrices.reshape(-1, 8)
+    array.store(at, tuple(rows[:, k] for k in range(8)))
+
+
 def _copy_async(nbytes: int) -> Callable[[Pointer, Pointer, Any], None]:
     """The copy is done at once; the rest of the width is filled with zeros."""
     dtype = U2
@@ -300,6 +314,7 @@ _TABLE: dict[str, Any] = {
     "cvt_rn_f16_f32": lambda x: cast(x, F4).astype(np.float16).view(np.uint16),
     "cvt_f32_f16": lambda half: cast(half, U2).view(np.float16).astype(F4),
     "unknown": _same,
+    "unknown_word": _same,
     "hold": _same,
     "cvt_rn_bf16x2_f32": _bf16x2,
     "cvt_rn_relu_bf16x2_f32": _relu_bf16x2,
@@ -322,6 +337,7 @@ _TABLE: dict[str, Any] = {
     "st_shared_b16": lambda address, word: store(U2, 1)(address, cast(word, U4)),
     "mma_m16n8k16_bf16": _mma_bf16,
     "mma_m16n8k8_tf32": _mma_tf32,
+    "stmatrix_x4_trans": _stmatrix_x4_trans,
     "cp_async_cg_16": _copy_async(16),
     "cp_async_ca_4": _copy_async(4),
     "cp_async_commit_group": _nothing,

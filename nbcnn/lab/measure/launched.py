@@ -37,10 +37,10 @@ from nbcnn.ops.products.winners import launch_keep_winner
 from nbcnn.ops.svm import mirror, process, rows, smo
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import lower
-from nbcnn.plan.merging import merge
+from nbcnn.plan.merging import merge, with_sums
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
-from nbcnn.run.resolve import resolver
+from nbcnn.run.resolve import finder, resolver
 
 ARCHITECTURES = ("75", "80", "90a")
 """What is planned for: the lowest that a row runs on, sm_80 where it wants tensor cores, and Hopper's, whose TMA and wgmma no other has."""
@@ -150,6 +150,7 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
         for batch in user.batches if user.layers else ():
             for training in (True, False) if user.trained else (False,):
                 recordings = [recorded(user, batch, training, fused) for fused in (tuple(chosen.ops), ())]
+                recordings[0] = with_sums(recordings[0][0], finder(chosen, capability_of(arch))), recordings[0][1]
                 if [_key(step) for step in recordings[0][0]] == [_key(step) for step in recordings[1][0]]:
                     del recordings[1]  # nothing was fused
                 for steps, weights in recordings:

@@ -181,6 +181,7 @@ class Impl:
     candidates  Call without arrays, multiprocessor count -> the tiles that an autotuner should try.
     traffic   Call without arrays (tile resolved) -> the bytes of every launch of `bind`, in order (`nbcnn.ops.kernel.traffic`); None if
               nobody has worked them out.
+    once      every operand moves once, in one launch: nothing is gained where another step does a part of it (`nbcnn.plan.merging.with_sums`).
     """
 
     bind: Bind
@@ -193,6 +194,7 @@ class Impl:
     candidates: Callable[[Call, int], Sequence[Any]] = _no_candidates
     traffic: Callable[[Call], Sequence[Traffic]] | None = None
     exactly: bool = False
+    once: bool = False
 
     def lacks(self, capability: tuple[int, int]) -> str | None:
         """None if the kernels run on a GPU of this compute capability, else the reason in words."""

@@ -30,7 +30,7 @@ With the statistics of all ranks that train together (`--sync-stats`), an all-re
     batchnorm_statistics  x -> parts (ranks·3·C): images, mean and variance of this rank in its row, zeros in the others    ranks, rank, images
     batchnorm_together    x, weight, bias, running_mean, running_var, parts -> y, mean, rstd, running_mean, running_var     eps, momentum, ranks
     batchnorm_sums        dy, x, weight, bias, mean, rstd -> sums (2·C): dbias, dweight; dweight, dbias
-    batchnorm_dgrad       dy, x, weight, bias, mean, rstd, sums -> dx
+    batchnorm_dgrad       dy, x, weight, bias, mean, rstd, sums -> dx       batchnorm_relu_dgrad and so on likewise, of dy behind the norm
 
 A rank's gradients are those of its own mean loss, n_r of n images, so its share of the batch's sums over M elements is Σ_r (n_r/n)·sums_r over
 n_r·H·W, which is what dx divides by.
@@ -156,11 +156,16 @@ def _sums(call: Call, sums: Any) -> list[Launch]:
     dweight, dbias = call.outs[-2:]
     two = plus and len(call.ins) > 6
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dz, partials, *_scalars(extent), np.int32(1))
-    totals = (partials, rstd, dweight, dbias, sums, np.int32(extent.channels), np.int32(extent.chunks))
     return [
         Launch(batch_backward.sums_kernel(kind, share, "" if plus else activation, plus, two=two), extent.grid, share.threads, args),
-        Launch(batch_backward.totals_kernel(), extent.channels, CHANNEL_THREADS, totals),
+        totals_launch(partials, rstd, dweight, dbias, sums, extent.channels, extent.chunks),
     ]
+
+
+def totals_launch(partials: Any, rstd: Any, dweight: Any, dbias: Any, sums: Any, channels: int, chunks: int) -> Launch:
+    """The launch that makes the sums of every channel from those of its chunks, partials (2,C,chunks); `sums`: where they go once more."""
+    args = (partials, rstd, dweight, dbias, sums, np.int32(channels), np.int32(chunks))
+    return Launch(batch_backward.totals_kernel(), channels, CHANNEL_THREADS, args)
 
 
 def _dgrad(call: Call, activation: str, dy: Any, channels: Sequence[Any], sums: Any) -> Launch:
@@ -212,7 +217,7 @@ def bind_sums(call: Call) -> list[Launch]:
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch."""
-    return [_dgrad(call, "", call.ins[0], call.ins[2:6], call.ins[6])]
+    return [_dgrad(call, form_of(call.op)[0], call.ins[0], call.ins[2:6], call.ins[6])]
 
 
 def _small(call: Call, image: int) -> tuple[int, int]:
@@ -283,8 +288,8 @@ OPS |= {
     "batchnorm_statistics": Impl(bind_statistics, scratch_fprop, elementwise.supports, traffic=traffic_statistics),
     "batchnorm_together": Impl(bind_together, supports=elementwise.supports, traffic=traffic_together),
     "batchnorm_sums": Impl(bind_sums, scratch_grads, elementwise.supports, traffic=traffic_sums),
-    "batchnorm_dgrad": Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad),
 }
+OPS |= {f"batchnorm{form}_dgrad": Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad) for form in _FORMS[:-1]}
 _PLAIN = (batchnorm_fprop, batchnorm_infer, batchnorm_grads, batchnorm_statistics, batchnorm_together, batchnorm_sums, batchnorm_dgrad)
 HOST = {reference.__name__: host(reference) for reference in _PLAIN}
 REFERENCES = {
@@ -332,6 +337,9 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
             yield Case(f"batchnorm{form}_apply", label, (x, weight, bias, mean, rstd, *plus), (image,), {}, 4)
             if not plus:
                 yield Case(f"batchnorm{form}_grads", label, (dy, x, weight, bias, mean, rstd), (image, channel, channel), {}, terms)
+                sums = np.empty(2 * c, np.float32)
+                batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, *np.empty((2, c), np.float32))
+                yield Case(f"batchnorm{form}_dgrad", label, (dy, x, weight, bias, mean, rstd, sums), (image,), {}, terms)
         for more in ((), (normal(69, *shape),)):
             yield Case("batchnorm_add_relu_grads", label, (dy, x, y, weight, mean, rstd, *more), (image, image, channel, channel), {}, terms)
         yield Case("batchnorm_statistics", label, (x,), (((9 * c,), "float32"),), {"ranks": 3, "rank": 1, "images": n}, terms)
@@ -341,7 +349,6 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
         sums = np.empty(2 * c, np.float32)
         batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, *np.empty((2, c), np.float32))
         yield Case("batchnorm_sums", label, (dy, x, weight, bias, mean, rstd), (((2 * c,), "float32"), channel, channel), {}, terms)
-        yield Case("batchnorm_dgrad", label, (dy, x, weight, bias, mean, rstd, sums), (image,), {}, terms)
 
 
 def real_cases() -> Iterator[Case]:

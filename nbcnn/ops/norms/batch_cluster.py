@@ -161,7 +161,7 @@ def traffic_grads(call: Call) -> list[Traffic]:
 
 
 def _impl(bind: Any, traffic: Any) -> Impl:
-    return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, needs=(9, 0), exactly=True)
+    return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, needs=(9, 0), exactly=True, once=True)
 
 
 _FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")

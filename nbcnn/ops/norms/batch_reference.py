@@ -69,15 +69,24 @@ def activated(each: Activation) -> tuple[Callable[..., None], ...]:
 
     def grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array) -> None:
         """`batchnorm_grads` of the gradient of f's input."""
-        saved, passed = _normal(x, mean, rstd, weight, bias), np.empty_like(dy)
-        if each.reads == "y":
-            each.fprop(saved, saved)
-        each.dgrad(dy, saved, passed)
-        batchnorm_grads(passed, x, weight, bias, mean, rstd, dx, dweight, dbias)
+        batchnorm_grads(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, dx, dweight, dbias)
 
-    for function in (fprop, infer, apply, grads):
+    def dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, dx: Array) -> None:
+        """`batchnorm_dgrad` of the gradient of f's input."""
+        batchnorm_dgrad(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, sums, dx)
+
+    for function in (fprop, infer, apply, grads, dgrad):
         function.__name__ = f"batchnorm_{each.name}_{function.__name__}"
-    return fprop, infer, apply, grads
+    return fprop, infer, apply, grads, dgrad
+
+
+def behind(each: Activation, dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:
+    """The gradient of the input of the activation that stands behind a norm, whose own input is x."""
+    saved, passed = _normal(x, mean, rstd, weight, bias), np.empty_like(dy)
+    if each.reads == "y":
+        each.fprop(saved, saved)
+    each.dgrad(dy, saved, passed)
+    return passed
 
 
 def batchnorm_add_relu_fprop(

@@ -39,6 +39,10 @@ if NUMBA_SIMULATOR:
         return x
 
     @jit(device=True)
+    def unknown_word(x):
+        return x
+
+    @jit(device=True)
     def tf32(x):
         return encode(np.array([x], np.float32), "tfloat32")[0]
 else:
@@ -54,6 +58,8 @@ else:
     """The float32 of a float16 (exact)."""
     unknown = instruction("unknown", "mov.b32 $0, $1;", i4, (i4,))
     """The same int32, of which the compiler knows nothing: what is made of it is made here, not kept in registers from before a loop."""
+    unknown_word = instruction("unknown_word", "mov.b32 $0, $1;", u4, (u4,))
+    """The same uint32, of which the compiler knows nothing: a word of bits stays one, and the tests that made them are not kept instead."""
     _cvt_bf16x2 = instruction("cvt_rn_bf16x2_f32", "cvt.rn.bf16x2.f32 $0, $1, $2;", u4, (f4, f4), pure=True)
     tf32 = instruction("cvt_rna_tf32_f32", "{ .reg .b32 t; cvt.rna.tf32.f32 t, $1; mov.b32 $0, t; }", f4, (f4,), pure=True)
     """A float32 rounded to tf32's 10 mantissa bits, to nearest, ties away from zero; still a float32."""

@@ -112,3 +112,15 @@ def mn_major(next_64: int, next_8: int = 1024) -> Any:
         return u8(HIGH) | u8((u4(address) & 0x3FFFF) >> 4)
 
     return run
+
+
+@cache
+def registers_dec(count: int) -> Any:
+    """Intrinsic (): each thread of the warpgroup keeps `count` registers, a multiple of 8, and gives the others to the block's pool (setmaxnreg)."""
+    return instruction(f"registers_dec_{count}", f"setmaxnreg.dec.sync.aligned.u32 {count};", None, ())
+
+
+@cache
+def registers_inc(count: int) -> Any:
+    """Intrinsic (): each thread of the warpgroup has `count` registers from here on, as soon as others have given them."""
+    return instruction(f"registers_inc_{count}", f"setmaxnreg.inc.sync.aligned.u32 {count};", None, ())

@@ -84,8 +84,8 @@ def test_an_epilogue_saves_the_pass_over_the_result(precision):
 )
 def test_patches_leave_room_for_the_sums(shape, precision):
     g, kind = correlation(replace(bare_of(shape, precision), op="conv_fprop")), KINDS[precision]
-    for tile in patch.candidates(g, kind, 132, moments=True):
-        assert patch.shared_bytes(tile, kind, patch.window(g)) + patch.moments_bytes(tile, kind) <= 227 * 1024
+    for tile in patch.candidates(g, kind, 132, "moments"):
+        assert patch.shared_bytes(tile, kind, patch.window(g)) + patch.sums_bytes(tile, kind, "moments") <= 227 * 1024
         # Chunks are equal, so the last tile must have as many images as the others.
         chunk = tile.chunk(g)
         assert chunk is None if g.N % tile.TN else patch.tiles_of(g, tile)[0] * tile.groups * chunk == g.GM

@@ -4,6 +4,7 @@
 "mask"     the gradient behind a ReLU: zero where x, the ReLU's output, is not positive
 "pool"     ReLU and 2×2 max pooling: maxima to y, their argmax to index
 "moments"  rows as they are stored, and the moments of their channels (moments.py), for a batch normalisation
+"sums"     an input gradient, and for the batch normalisation in front of it the sums of its gradient (wgmma alone, by its patch kernel)
 "partial"  sums as they are, to scratch, for a second launch that does one of the others (mma alone splits GK)
 """
 
@@ -17,15 +18,20 @@ from nbcnn.ops.kernel.call import Call
 
 WITH_MOMENTS = "conv_moments_fprop"
 """x, w[, b] -> y, partials (2,K,chunks) float32. No op of the table: how many chunks there are is the tile's business (`chunk_of`)."""
+WITH_SUMS = "conv_dgrad_sums"
+"""dy, w, x, weight, bias, mean, rstd[, y][, more] -> dx, partials (2,K,chunks) float32, and attributes activation, masked, added; none of the table's.
+
+What they are says `nbcnn.ops.conv_norm.gradient_sums`.
+"""
 
 
 @dataclass(frozen=True)
 class Epilogue:
     """What a call wants done with its sums, and the operands for it; None where there is none.
 
-    kind   "rows", "mask", "pool" or "moments"
+    kind   "rows", "mask", "pool", "moments" or "sums"
     after  the activation of rows, or ""; a pooling has its ReLU
-    b      the bias (K); x: the mask; second: the second output, where the argmax goes, or the moments
+    b      the bias (K); x: the mask; second: the second output, where the argmax goes, the moments or the sums
     """
 
     kind: str
@@ -37,7 +43,9 @@ class Epilogue:
 
 def kind_of(call: Call) -> str:
     """The kind of epilogue that a pass over images has."""
-    return "mask" if call.op.endswith("dgrad_relu") else "pool" if "pool" in call.op else "moments" if call.op == WITH_MOMENTS else "rows"
+    if call.op in (WITH_MOMENTS, WITH_SUMS):
+        return "moments" if call.op == WITH_MOMENTS else "sums"
+    return "mask" if call.op.endswith("dgrad_relu") else "pool" if "pool" in call.op else "rows"
 
 
 def epilogue(call: Call) -> Epilogue:
@@ -49,5 +57,5 @@ def epilogue(call: Call) -> Epilogue:
         epilogue_of(call.op) if kind == "rows" else "",
         third if "fprop" in call.op else None,
         third if kind == "mask" else None,
-        call.outs[1] if kind in ("pool", "moments") else None,
+        call.outs[1] if kind in ("pool", "moments", "sums") else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from nbcnn.gpu.device import constant
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal, whole
 from nbcnn.ops.conv.frame.cost import RATES, cycles
-from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue, kind_of
+from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
@@ -37,10 +38,12 @@ IMAGE_OPS = (
 )
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}
 _SPLIT_ALIGNMENT = 256
+GPU_OF_REASONS = 132
+"""Multiprocessors of the GPU for which it is decided which kernel is the faster one, where a step must know before it is given a GPU."""
 
 
 def implementations(precision: str) -> dict[str, Impl]:
-    """The passes over images in one precision, by op; and the convolution with moments, which is none of the table's."""
+    """The passes over images in one precision, by op; and the convolution with moments and the gradient with sums, which are none of the table's."""
     kind = KINDS[precision]
 
     def supports(call: Call) -> str | None:
@@ -50,15 +53,27 @@ def implementations(precision: str) -> dict[str, Impl]:
         g = correlation(call)
         if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
             return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
+        if call.op == WITH_SUMS:
+            return _without_sums(call)
         if not candidates(g, kind, kind_of(call)):
             return f"no tile is whole pairs of rows of {g.Q} pixels"
+        return None
+
+    def _without_sums(call: Call) -> str | None:
+        """None, or why the gradient is not made with sums. It is where the gradient alone would be made by patches, whose epilogue has them."""
+        if not _patch_tiles(call, kind, GPU_OF_REASONS):
+            return "the sums of a norm are made by the patch kernel, of stride 1 and squares of 8×8 pixels"
+        plain = replace(call, op="conv_dgrad", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
+        if not isinstance(tile(plain, GPU_OF_REASONS), PatchTile):
+            return "another kernel makes the gradient faster than the one that has sums for a norm"
         return None
 
     def tile(call: Call, multiprocessors: int) -> Tile | PatchTile:
         return min(tiles(call, multiprocessors), key=lambda tile: _cycles(call, kind, tile, multiprocessors))
 
     def tiles(call: Call, multiprocessors: int) -> Sequence[Tile | PatchTile]:
-        return [*candidates(correlation(call), kind, kind_of(call)), *_patch_tiles(call, kind, multiprocessors)]
+        columns = [] if call.op == WITH_SUMS else candidates(correlation(call), kind, kind_of(call))
+        return [*columns, *_patch_tiles(call, kind, multiprocessors)]
 
     def scratch(call: Call) -> int:
         return sum(_planes_bytes(correlation(call), kind)) if kind.planes > 1 else 0
@@ -73,19 +88,22 @@ def implementations(precision: str) -> dict[str, Impl]:
         return traffic(call, kind)
 
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, exactly=True)
-    return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
+    return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, WITH_SUMS), impl)
 
 
 def _patch_tiles(call: Call, kind: Kind, multiprocessors: int) -> list[PatchTile]:
-    """The patch tiles that serve a call: none for a mask of four phases, whose pixels do not lie as squares.
+    """The patch tiles that serve a call: none for a mask or sums of four phases, whose pixels do not lie as squares.
 
     Swapped products read a mask of four bytes word by word, which made a residual network's gradient of 64 channels take 87.5 instead of 79.1 µs.
     """
     g, wanted = correlation(call), kind_of(call)
-    if wanted == "mask" and g.phases > 1:
+    if wanted in ("mask", "sums") and g.phases > 1:
         return []
-    found = patch.candidates(g, kind, multiprocessors, wanted == "moments")
-    return [tile for tile in found if not tile.swapped] if wanted == "mask" and kind.result > 2 else found
+    found = patch.candidates(g, kind, multiprocessors, wanted)
+    if wanted == "sums":
+        # Chunks are equal, so the last tile must have as many images as the others.
+        found = [tile for tile in found if tile.chunk(g)]
+    return [tile for tile in found if not tile.swapped] if wanted in ("mask", "sums") and kind.result > 2 else found
 
 
 def _cycles(call: Call, kind: Kind, tile: Tile | PatchTile, multiprocessors: int) -> float:
@@ -150,7 +168,12 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     """The kernel that keeps patches of the source in shared memory."""
     tile, y, w, e = call.tile, call.outs[0], patch.window(g), epilogue(call)
     b, biased, floor, x = _operands(call, g, e)
-    stored = _stored(g, e)
+    stored, norm, more = _stored(g, e), [b] * 4, []
+    if e.kind == "sums":
+        x, *norm = call.ins[2:7]
+        further, masked, added = list(call.ins[7:]), call.attrs["masked"], call.attrs["added"]
+        more = [further.pop(0) if masked else y, further.pop(0) if added else y]
+        stored = f"{'add ' * added}{'mask ' * masked}sums"
     PH, PW = patch.patch_extent(tile, w)
     step, square = g.stride, (ROW_BYTES // kind.result, patch.SQUARE, patch.SQUARE, 1)
 
@@ -166,7 +189,7 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
         strides = (apart * g.K, apart * line, apart * g.P * line)
         return tensor_maps.encode_tiled(array, (g.K, g.Q, g.P, g.N), square, first=r * line + s * g.K, strides=strides)
 
-    outputs = [output(y, r, s, 2) for r in (0, 1) for s in (0, 1)] if stored == "interleave" else [output(y, 0, 0, 1), output(x, 0, 0, 1)]
+    outputs = [output(y, r, s, 2) for r in (0, 1) for s in (0, 1)] if stored == "interleave" else [output(each, 0, 0, 1) for each in (y, x, *more)]
     maps = tensor_maps.upload(
         *(source(u, v) for u in range(step) for v in range(step)),
         tensor_maps.encode_tiled(call.packed, (_row(g, kind), g.phases * g.K), (kind.channels, tile.BN)),
@@ -174,10 +197,10 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     )
     down, across = patch.tiles_of(g, tile)
     scalars = (g.N, whole(g.C, kind.channels), g.P, g.Q, g.K, g.top, g.left, across, down * across)
-    args = (maps, b, biased, floor, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
-    kernel = correlate_patches(tile, kind.name, w, stored)
-    shared = patch.shared_bytes(tile, kind, w) + (patch.moments_bytes(tile, kind) if stored == "moments" else 0)
-    return Launch(kernel, tile.resident, tile.threads, args, shared, keep=(maps, call.ins[0], call.packed, x))
+    args = (maps, b, biased, floor, y, y if e.second is None else e.second, *norm, *(np.int32(v) for v in scalars))
+    kernel = correlate_patches(tile, kind.name, w, stored, call.attrs.get("activation", ""))
+    shared = patch.shared_bytes(tile, kind, w) + patch.sums_bytes(tile, kind, e.kind)
+    return Launch(kernel, tile.resident, patch.threads_of(tile, e.kind), args, shared, keep=(maps, call.ins[0], call.packed, x, more))
 
 
 def _split(call: Call, g: Correlation, kind: Kind) -> tuple[Any, Any, list[Launch]]:
@@ -196,6 +219,8 @@ def traffic(call: Call, kind: Kind) -> list[Traffic]:
     """Bytes of every launch of a pass over images."""
     g = correlation(call)
     mask = size(call, "in", 2) if call.op.endswith("dgrad_relu") else 0
+    if call.op == WITH_SUMS:
+        mask = sum(size(call, "in", at) for at in range(2, len(call.in_shapes)))
     first = []
     if kind.planes > 1:
         first = [split_traffic(numel(call.in_shapes[0])), split_traffic(g.phases * g.K * _row(g, kind))]

@@ -27,6 +27,8 @@ _SHARED_OF_BLOCK = 227 * 1024
 _SHARED_OF_MULTIPROCESSOR = 228 * 1024
 _RESERVED = 1024
 BARRIER_BYTES = 256
+WARPS = 4
+"""Warps of a warpgroup, of whose sums each channel has one."""
 
 
 @dataclass(frozen=True)
@@ -148,18 +150,39 @@ def shared_bytes(tile: PatchTile, kind: Kind, w: Window) -> int:
     return ALIGNMENT + 2 * patch_bytes(tile, w) + tile.slots * tile.BN * ROW_BYTES + stage_bytes(tile, kind) + BARRIER_BYTES
 
 
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
+"""Registers of a thread where they move: of 384 threads with 168, which 128 give away to the others."""
+
+
+def moves_registers(tile: PatchTile, epilogue: str) -> bool:
+    """Whether the threads that multiply take registers from the producer's, which are then a whole warpgroup.
+
+    Beside 128 sums of products, those of a norm's gradient and its numbers of the channels find no room in 168 registers.
+    """
+    return epilogue == "sums" and tile.turns * tile.groups == 2 and tile.blocks == 1
+
+
+def threads_of(tile: PatchTile, epilogue: str) -> int:
+    """Threads of a block with an epilogue."""
+    return tile.threads + (WARPGROUP - 32 if moves_registers(tile, epilogue) else 0)
+
+
 def tiles_of(g: Correlation, tile: PatchTile) -> tuple[int, int]:
     """Tiles along GM, and along GN over all phases."""
     return -(-g.N // tile.TN) * (g.P // tile.TH) * (g.Q // tile.TW), g.phases * -(-g.K // tile.BN)
 
 
-def moments_bytes(tile: PatchTile, kind: Kind) -> int:
-    """Shared memory of the sums for moments: those of each warpgroup. Where products are swapped a warp has all pixels of its filters."""
-    return 0 if tile.swapped else tile.turns * tile.groups * Columns(tile.BN, 16 // kind.result, WARPGROUP).nbytes
+def sums_bytes(tile: PatchTile, kind: Kind, epilogue: str) -> int:
+    """Shared memory in which an epilogue's sums of channels meet, for moments or for a norm's gradient: those of each warpgroup.
+
+    Where products are swapped a warp has all pixels of its filters.
+    """
+    of_group = {"moments": Columns(tile.BN, 16 // kind.result, WARPGROUP).nbytes, "sums": WARPS * 2 * 4 * tile.BN}
+    return 0 if tile.swapped else tile.turns * tile.groups * of_group.get(epilogue, 0)
 
 
-def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> list[PatchTile]:
-    """The patch tiles that serve a correlation, with moments or without.
+def candidates(g: Correlation, kind: Kind, multiprocessors: int, epilogue: str = "rows") -> list[PatchTile]:
+    """The patch tiles that serve a correlation with an epilogue.
 
     None where its images are no squares of 8×8, or its stride does not divide filter and image. A single tap sees every pixel once, so there the
     filters must stay: only two patches are in flight. Of phases with one tap or none most tiles have nothing to wait for.
@@ -184,7 +207,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool =
             TH = _side(g.P, BM // TW)
         tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, blocks, 0, turns=turns, swapped=swapped)
         room = min(_SHARED_OF_BLOCK, _SHARED_OF_MULTIPROCESSOR // blocks - _RESERVED)
-        free = room - shared_bytes(tile, kind, w) - (moments_bytes(tile, kind) if moments else 0)
+        free = room - shared_bytes(tile, kind, w) - sums_bytes(tile, kind, epilogue)
         slots = free // (BN * ROW_BYTES)
         down, across = tiles_of(g, tile)
         tile = replace(tile, resident=min(down * across, blocks * multiprocessors))

@@ -7,11 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types
-from nbcnn.ops.conv.wgmma.patch import BARRIER_BYTES, SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
+from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.ops.conv.wgmma.patch import (
+    BARRIER_BYTES,
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    SQUARE,
+    PatchTile,
+    Window,
+    moves_registers,
+    patch_bytes,
+    patch_extent,
+    patch_load,
+    stage_bytes,
+    sums_bytes,
+    threads_of,
+)
 from nbcnn.ops.conv.wgmma.patch_epilogue import (
     BLOCK_BYTES,
-    columns_of,
     filter_moments,
     put_fragments,
     put_transposed,
@@ -19,6 +32,7 @@ from nbcnn.ops.conv.wgmma.patch_epilogue import (
     square_place,
     store_pooled,
 )
+from nbcnn.ops.conv.wgmma.patch_gradient import leave_sums, put_sums, sign_words, take_signs, take_staged
 from nbcnn.ops.conv.wgmma.phases import phase_in_rounds, stages_of, taps_of
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, skip_stages
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
@@ -37,7 +51,7 @@ from nbcnn.ops.ptx.tma import (
     wait_stores_read,
 )
 from nbcnn.ops.ptx.vector import load1_if
-from nbcnn.ops.ptx.wgmma import K_STEP, k_major, k_major_rows, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all
+from nbcnn.ops.ptx.wgmma import K_STEP, k_major, k_major_rows, registers_dec, registers_inc, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all
 
 u8 = types.uint64
 PATCHES = 2
@@ -96,10 +110,16 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 
 
 @cache
-def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str) -> Any:
-    """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases)."""
+def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str, activation: str = "") -> Any:
+    """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases).
+
+    Or "sums" of the gradient behind `activation` (`patch_gradient.py`), with "add" in front where a second gradient is added, "mask" where y masks.
+    """
     kind = KINDS[kind_name]
-    THREADS, TURNS, STAGES, BN, CHANNELS = tile.threads, tile.turns, tile.slots, tile.BN, kind.channels
+    words = epilogue.split()
+    MOVED = moves_registers(tile, words[-1])
+    give_registers, take_registers = registers_dec(PRODUCER_REGISTERS), registers_inc(CONSUMER_REGISTERS)
+    THREADS, TURNS, STAGES, BN, CHANNELS = threads_of(tile, words[-1]), tile.turns, tile.slots, tile.BN, kind.channels
     WARPGROUPS, SHARING = tile.groups * TURNS, 4 * tile.groups
     WARPS = 4 * WARPGROUPS
     PATCH, PATCH_LOAD, FILTERS, (PH, PW) = patch_bytes(tile, w), patch_load(tile, w), BN * ROW_BYTES, patch_extent(tile, w)
@@ -112,11 +132,14 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
     MINE = HALVES * COLUMNS * BLOCK_BYTES
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
     POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "mask", epilogue == "moments"
-    OUTPUTS, KEEPS, IDLE = 4 if INTERLEAVE else 2, tile.keeps, w.spans is not None and w.spans.busy < 4
+    SUMS_OF_NORM, ADD, SIGNS = "sums" in words, "add" in words, "sums" in words and "mask" in words
+    STAGED, SIGN_WORDS = MASK or SUMS_OF_NORM, sign_words(tile) if SIGNS else 1
+    OUTPUTS, KEEPS, IDLE = 4 if INTERLEAVE or SUMS_OF_NORM else 2, tile.keeps, w.spans is not None and w.spans.busy < 4
     phase_of, taps_of_phase, stages_of_tile = phase_in_rounds(w.spans), taps_of(w.spans, R, S), stages_of(w.spans, R, S)
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = (put_transposed if SWAPPED else put_fragments)(tile, kind_name, MASK), store_pooled(tile, kind_name)
-    square_at = square_place(tile)
+    square_at, take_more, signs_of = square_place(tile), take_staged(tile, kind_name), take_signs(tile, kind_name)
+    put_gradient, leave = put_sums(tile, kind_name, activation, SIGNS), leave_sums(tile)
     init_filters, claim_filters, next_filters = init_ring(STAGES, SHARING), claim_stage(FILTERS), next_stage(STAGES)
     init_patches, claim_patch, next_patch = init_ring(PATCHES, SHARING), claim_stage(PATCH_LOAD), next_stage(PATCHES)
     skip_filters, skip_patches = skip_stages(STAGES), skip_stages(PATCHES)
@@ -130,7 +153,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         else:
             second_group()
 
-    moments, SUM_BYTES, GROUPS = square_moments(tile, kind_name, first_group), columns_of(tile, kind_name).nbytes, tile.groups
+    moments, GROUPS = square_moments(tile, kind_name, first_group), tile.groups
+    SUM_BYTES = sums_bytes(tile, kind, words[-1]) // WARPGROUPS
     moments_of_second, moments_of_filters = square_moments(tile, kind_name, second_group), filter_moments(tile, kind_name)
 
     @jit(device=True)
@@ -139,10 +163,22 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         column, line, image = square_at(square)
         return (image * PH + line * SQUARE) * PW + column * SQUARE
 
+    @jit(device=True)
+    def fetch(map_, stage, barrier, square, image, h0, w0, n0):
+        """One thread has the squares of its warpgroup brought to the stage, when what was stored from there has been read."""
+        wait_stores_read()
+        mbarrier_arrive_expect_tx(barrier, MINE)
+        for half in range(HALVES):
+            right, below, further = square_at(square + half)
+            wx, hx, nx = w0 + right * SQUARE, h0 + below * SQUARE, image + further
+            for column in range(COLUMNS):
+                load_tile_4d(stage + (half * COLUMNS + column) * BLOCK_BYTES, map_, n0 + column * WIDE, wx, hx, nx, barrier)
+
     @jit(launch_bounds=(THREADS, tile.blocks))
-    def correlate_patches_kernel(maps, b, biased, floor, y, second, N, C, P, Q, K, top, left, across, tiles):
+    def correlate_patches_kernel(maps, b, biased, floor, y, second, weight, bias, mean, rstd, N, C, P, Q, K, top, left, across, tiles):
         """y[m,n] = epilogue(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`, `patch.py`. b has `biased` elements, K or none.
-        second: where the argmax of a pooling goes, or moments, each warpgroup's squares one chunk.
+        second: where the argmax of a pooling goes, or moments or sums, each warpgroup's squares one chunk. weight, bias, mean, rstd: of the norm
+        that the sums are for.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels), or of phases of
@@ -154,7 +190,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         swapped filters are A's rows and pixels B's columns, which come transposed to the stage; moments are taken in registers.
         turns   the two warpgroups multiply alternately: each waits at its barrier `turn` until the other has issued its last product, and so stores
                 its results while the other multiplies. Without turns the tensor cores wait for every epilogue.
-        moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once.
+        moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once; with sums the norm's x, too.
         needs   compute capability 9.0; C in whole rows of 128 bytes (TMA reads zeros behind the source's own), K, P and Q multiples of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
         """
@@ -175,7 +211,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         source_map = byte_address_global(maps)
         filter_map = source_map + u8(SOURCES * ROW_BYTES)
         output_map = filter_map + u8(ROW_BYTES)
-        mask_map = output_map + u8(ROW_BYTES)
+        staged_map = output_map + u8(ROW_BYTES)
+        signs_map = staged_map + u8(ROW_BYTES)
+        more_map = signs_map + u8(ROW_BYTES)
         if t == 0:
             init_filters(full, empty)
             init_patches(patch_full, patch_empty)
@@ -186,8 +224,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
             fence_mbarrier_init()
         cuda.syncthreads()
         tile_at = cuda.blockIdx.x
-        if warp == WARPS:
-            if lane == 0:
+        if warp >= WARPS:
+            if MOVED:
+                give_registers()
+            if t == 32 * WARPS:
                 stage, parity, patch, patch_parity = 0, 1, 0, 1
                 for i in range(SOURCES + 1):
                     fence_tensor_map(source_map + u8(i * ROW_BYTES))
@@ -223,6 +263,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                             c += CHANNELS
                     tile_at += cuda.gridDim.x
         else:
+            if MOVED:
+                take_registers()
+            signs = cuda.local.array(SIGN_WORDS, u4)
             acc = cuda.local.array(SUMS, f4)
             stage, parity, patch, patch_parity = 0, 0, 0, 0
             group = warp >> 2
@@ -231,7 +274,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
             square = group * HALVES if TURNS == 1 else 0
             rows0 = square_rows(square) * ROW_BYTES
             rows1 = square_rows(square + SECOND) * ROW_BYTES
-            mask_parity, turn_parity = 0, 1
+            staged_parity, turn_parity = 0, 1
+            staged, memory_of_sums = mask_full + group * 8, sums_at + group * SUM_BYTES
             steps = C // CHANNELS * SOURCES
             if TURNS > 1 and group == 1:
                 # The first tile is the other's.
@@ -255,27 +299,34 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 first_r, end_r, first_s, end_s = taps_of_phase(phase)
                 taps = (end_r - first_r) * (end_s - first_s)
                 n0 = tile_n * BN
-                for j in range(0 if SWAPPED else EIGHTS):
+                for j in range(0 if SWAPPED or ADD else EIGHTS):
                     n = n0 + (lane & 3) * 2 + 8 * j
                     b0, b1 = load1_if(b, n, n < biased), load1_if(b, n + 1, n < biased)
                     for half in range(HALVES):
                         for h in range(2):
                             acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
                             acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
-                for h in range(2 if SWAPPED else 0):
+                for h in range(2 if SWAPPED and not ADD else 0):
                     n = n0 + (warp & 3) * 16 + (lane >> 2) + 8 * h
-                    bias = load1_if(b, n, n < biased)
+                    first = load1_if(b, n, n < biased)
                     for j in range(SUMS // 4):
-                        acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1] = bias, bias
-                if MASK and in_group == 0:
-                    wait_stores_read()
-                    mbarrier_arrive_expect_tx(mask_full + group * 8, MINE)
-                    for half in range(HALVES):
-                        right, below, further = square_at(square + half)
-                        wx, hx, nx = w0 + right * SQUARE, h0 + below * SQUARE, image + further
-                        for column in range(COLUMNS):
-                            to = results + (half * COLUMNS + column) * BLOCK_BYTES
-                            load_tile_4d(to, mask_map, n0 + column * WIDE, wx, hx, nx, mask_full + group * 8)
+                        acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1] = first, first
+                if SIGNS:
+                    if in_group == 0:
+                        fetch(signs_map, results, staged, square, image, h0, w0, n0)
+                    mbarrier_wait(staged, staged_parity)
+                    staged_parity ^= 1
+                    signs_of(signs, results, warp, lane)
+                    join(group)
+                if ADD:
+                    if in_group == 0:
+                        fetch(more_map, results, staged, square, image, h0, w0, n0)
+                    mbarrier_wait(staged, staged_parity)
+                    staged_parity ^= 1
+                    take_more(acc, results, warp, lane)
+                    join(group)
+                if STAGED and in_group == 0:
+                    fetch(staged_map, results, staged, square, image, h0, w0, n0)
                 if TURNS > 1:
                     mbarrier_wait(turn + group * 8, turn_parity)
                     turn_parity ^= 1
@@ -317,14 +368,18 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                     if not KEEPS:
                         mbarrier_arrive(empty + previous * 8)
                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
-                if MASK:
-                    mbarrier_wait(mask_full + group * 8, mask_parity)
-                    mask_parity ^= 1
+                chunk, chunks = tile_m * GROUPS + square // HALVES, tiles // across * GROUPS
+                if STAGED:
+                    mbarrier_wait(staged, staged_parity)
+                    staged_parity ^= 1
                 else:
                     if in_group == 0 and not POOL:
                         wait_stores_read()
                     join(group)
-                put(acc, floor, results, warp, lane)
+                if SUMS_OF_NORM:
+                    put_gradient(acc, signs, results, warp, lane, n0, K, weight, bias, mean, rstd, memory_of_sums, second, chunk, chunks)
+                else:
+                    put(acc, floor, results, warp, lane)
                 if POOL:
                     join(group)
                     pool(results, y, second, in_group, square, image, h0, w0, n0, N, P, Q, K)
@@ -340,8 +395,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                                 channel = n0 + column * WIDE
                                 store_tile_4d(output_map + u8(phase * ROW_BYTES), channel, wx, hx, nx, at)
                         commit_stores()
+                if SUMS_OF_NORM and not SWAPPED:
+                    leave(memory_of_sums, second, in_group, n0, K, chunk, chunks)
+                    join(group)
                 if MOMENTS:
-                    memory_of_sums, chunk, chunks = sums_at + group * SUM_BYTES, tile_m * GROUPS + square // HALVES, tiles // across * GROUPS
                     if SWAPPED:
                         moments_of_filters(acc, second, warp, lane, n0, K, chunk, chunks)
                     elif group == 0:

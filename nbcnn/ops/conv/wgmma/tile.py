@@ -140,12 +140,12 @@ def compulsory_bytes(g: Correlation, kind: Kind, epilogue: str) -> float:
     """Bytes that any launch of the correlation moves: its source, filters and results once, and what the epilogue reads."""
     results = g.phases * g.GM * g.K * kind.result
     source = kind.planes * kind.element * (g.N * g.H * g.W * g.C + g.phases * g.K * g.mean_taps * g.C)
-    return source + results * {"mask": 2.0, "pool": 0.25}.get(epilogue, 1.0)
+    return source + results * {"mask": 2.0, "sums": 2.0, "pool": 0.25}.get(epilogue, 1.0)
 
 
 def end_bytes(g: Correlation, kind: Kind, rows: int, columns: int, epilogue: str) -> float:
     """Bytes that the epilogue of a tile of rows × columns moves: to shared memory and out of it, to memory, and the mask from there."""
-    return rows * columns * kind.result * {"mask": 4.0, "pool": 2.25, "moments": 4.0}.get(epilogue, 3.0)
+    return rows * columns * kind.result * {"mask": 4.0, "sums": 5.0, "pool": 2.25, "moments": 4.0}.get(epilogue, 3.0)
 
 
 def work(g: Correlation, kind: Kind, tile: Tile, epilogue: str) -> Work:

@@ -1,0 +1,154 @@
+"""An input gradient of a convolution, with the sums that the batch normalisation in front of it wants of that gradient.
+
+    conv_dgrad_batchnorm_sums       dy, w, x, weight, bias, mean, rstd[, more] -> g, sums (2·C), dweight, dbias      stride, pad
+    conv_dgrad_batchnorm_relu_sums, and so on, likewise: of g behind the activation (`ACTIVATED`)
+    conv_dgrad_batchnorm_add_relu_sums  dy, w, x, y, weight, mean, rstd[, more] -> g, sums, dweight, dbias
+
+dy, w -> g is the gradient of the convolution's input, which is the norm's output; `more`, a second gradient of that value, is added to it. x, mean and
+rstd are the norm's; sums are those of `batchnorm_sums`, dbias first. Of a norm that added another value and had a ReLU (`add_relu`), whose output is
+y, g is zero where y is not positive, so it is the gradient of that other value, too. A `batchnorm_*_dgrad` behind makes the gradient of x.
+
+The sums are made in the convolution's epilogue, which reads x alone for them: a pass over g and x is saved, and with `more` the pass that adds it.
+It is the counterpart of `statistics.py`; an op that no other implementation has, put there by `nbcnn.plan.merging` where it serves.
+
+Source: W. Jung et al., "Restructuring Batch Normalization to Accelerate CNN Training", arXiv:1807.01702, which moves both passes of a norm into the
+convolutions around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from nbcnn.ops.activations.table import ACTIVATIONS
+from nbcnn.ops.conv.frame.composed import Operand, inner, operands
+from nbcnn.ops.conv.frame.correlation import correlation
+from nbcnn.ops.conv.frame.epilogue import WITH_SUMS
+from nbcnn.ops.conv.reference import conv_dgrad
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.case import Case, normal
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, once
+from nbcnn.ops.norms import batch
+from nbcnn.ops.norms.batch_reference import batchnorm_add_relu_fprop, batchnorm_sums, behind
+from nbcnn.plan.shapes import ConvShape, numel
+
+Array = np.ndarray
+PREFIX, SUFFIX = "conv_dgrad_batchnorm", "_sums"
+_ALIGNMENT = 256
+
+
+def form_of(op: str) -> str:
+    """What stands behind the norm: "", "_relu", … or "_add_relu"."""
+    return op.removeprefix(PREFIX).removesuffix(SUFFIX)
+
+
+def _reference(form: str) -> Callable[..., None]:
+    def run(dy: Array, w: Array, x: Array, third: Array, fourth: Array, mean: Array, rstd: Array, *operands: Array, stride: int, pad: int) -> None:
+        *more, g, sums, dweight, dbias = operands
+        conv_dgrad(dy, w, g, stride=stride, pad=pad)
+        g += more[0] if more else 0
+        if form == "_add_relu":
+            g[...] = np.where(third > 0, g, 0)
+            batchnorm_sums(g, x, fourth, fourth, mean, rstd, sums, dweight, dbias)
+        else:
+            name = form.removeprefix("_")
+            passed = behind(ACTIVATIONS[name], g, x, third, fourth, mean, rstd) if name else g
+            batchnorm_sums(passed, x, third, fourth, mean, rstd, sums, dweight, dbias)
+
+    run.__name__ = f"{PREFIX}{form}{SUFFIX}"
+    return run
+
+
+def ops(engine: Impl) -> dict[str, Impl]:
+    """The ops as `engine`, whose epilogue has sums, and a launch that adds those of its chunks."""
+
+    def convolution(call: Call) -> Call:
+        """The convolution inside; where its second output goes is not known yet."""
+        dy, w, x, third, fourth, mean, rstd, *more = operands(call, "in")
+        masked, g = form_of(call.op) == "_add_relu", operands(call, "out")[0]
+        ins = [dy, w, x, *([fourth, fourth] if masked else [third, fourth]), mean, rstd, *([third] if masked else []), *more]
+        activation = "" if masked else form_of(call.op).removeprefix("_")
+        return inner(call, WITH_SUMS, ins, [g], attrs={**call.attrs, "activation": activation, "masked": masked, "added": bool(more)})
+
+    def parts(call: Call) -> tuple[Call, int, int]:
+        """The convolution, chunks of its sums, and bytes of these."""
+        first, g = convolution(call), operands(call, "out")[0]
+        n, c, h, w = g.shape
+        chunks = ceil_div(n * h * w, call.tile.chunk(correlation(first)))
+        nbytes = 8 * c * chunks
+        partials = Operand(None if call.scratch is None else call.scratch[:nbytes].view(np.float32), (2, c, chunks), "float32")
+        return inner(first, WITH_SUMS, operands(first, "in"), [g, partials], scratch=None), chunks, nbytes
+
+    def bind(call: Call) -> list[Launch]:
+        first, chunks, _ = parts(call)
+        _, sums, dweight, dbias = call.outs
+        return [*engine.bind(first), batch.totals_launch(first.outs[1], call.ins[6], dweight, dbias, sums, call.out_shapes[0][1], chunks)]
+
+    def bytes_of(call: Call) -> list[Traffic]:
+        first, _, partials = parts(call)
+        channel = 4 * call.out_shapes[0][1]
+        assert engine.traffic is not None
+        return [*engine.traffic(first), once(partials + channel, 4 * channel)]
+
+    pack = engine.pack
+    assert pack is not None
+    impl = replace(
+        engine,
+        bind=bind,
+        scratch=lambda call: ceil_div(parts(call)[2], _ALIGNMENT) * _ALIGNMENT,
+        supports=lambda call: engine.supports(convolution(call)),
+        tile=lambda call, multiprocessors: engine.tile(convolution(call), multiprocessors),
+        candidates=lambda call, multiprocessors: engine.candidates(convolution(call), multiprocessors),
+        pack=lambda call: pack(convolution(call)),
+        traffic=bytes_of,
+    )
+    return dict.fromkeys(REFERENCES, impl)
+
+
+def of_engine(made: Mapping[str, Impl]) -> dict[str, Impl]:
+    """An engine's ops, its gradient with sums replaced by these."""
+    rest = {op: impl for op, impl in made.items() if op != WITH_SUMS}
+    return rest | ops(made[WITH_SUMS])
+
+
+ACTIVATED = ("relu", "relu6", "hard_swish")
+"""The activations behind a norm: those whose gradients are few instructions, so that the products of another tile cover them."""
+FORMS = ("", *(f"_{name}" for name in ACTIVATED), "_add_relu")
+REFERENCES = {f"{PREFIX}{form}{SUFFIX}": _reference(form) for form in FORMS}
+
+CONVS = (ConvShape(1, 4, 5, 6, 3, 3, 3, 1, 1), ConvShape(2, 5, 4, 3, 6, 1, 1, 1, 0))
+
+
+def cases(shapes: Sequence[ConvShape] = CONVS) -> Iterator[Case]:
+    """Gradients with the sums of norms whose inputs have a channel far from zero, with a second gradient and without one."""
+    for shape in shapes:
+        c = shape.C
+        dy, w, x, other = normal(80, *shape.y_shape), normal(81, *shape.w_shape), normal(82, *shape.x_shape), normal(83, *shape.x_shape)
+        x[:, 0] += 3
+        weight, bias = 1 + 0.3 * normal(84, c), normal(85, c)
+        made = [np.empty_like(x), *np.empty((4, c), np.float32)]
+        batchnorm_add_relu_fprop(x, weight, bias, normal(86, c), normal(87, c) ** 2, other, *made, eps=1e-5, momentum=0.1)
+        y, mean, rstd = made[:3]
+        channel = ((c,), "float32")
+        outs, attrs = ((shape.x_shape, "float32"), ((2 * c,), "float32"), channel, channel), {"stride": shape.stride, "pad": shape.pad}
+        terms, label = shape.gemm("dgrad")[2] + numel(shape.x_shape) // c, f"{shape.K}→{c} {shape.H}×{shape.W} n{shape.N}"
+        for form in FORMS if shape in CONVS[:1] else ("", "_relu", "_relu6", "_add_relu"):
+            third, fourth = (y, weight) if form == "_add_relu" else (weight, bias)
+            for more in ((), (normal(88, *shape.x_shape),)):
+                yield Case(f"{PREFIX}{form}{SUFFIX}", label, (dy, w, x, third, fourth, mean, rstd, *more), outs, attrs, terms)
+
+
+def real_cases() -> Iterator[Case]:
+    """Tiles of the patch kernel: swapped ones with strips of 16 and 32 lines, those of 128 and 256 channels, a last one that is not full, one tap."""
+    yield from cases(
+        (
+            ConvShape(9, 64, 32, 32, 64, 3, 3, 1, 1),
+            ConvShape(6, 128, 16, 16, 128, 3, 3, 1, 1),
+            ConvShape(34, 256, 8, 8, 256, 3, 3, 1, 1),
+            ConvShape(4, 136, 16, 24, 64, 5, 3, 1, 1),
+            ConvShape(8, 64, 16, 16, 128, 1, 1, 1, 0),
+        )
+    )
