@@ -9,8 +9,8 @@
 
 And, where the row has an implementation of the step (`with_sums`):
 
-    conv_dgrad, batchnorm_*_grads       conv_dgrad_batchnorm_*_sums, batchnorm_*_dgrad: the convolution's epilogue makes the sums that the norm's gradient
-                                        wants, and adds the other gradient of the norm's output, so that a pass over both is saved
+    conv_dgrad, batchnorm_*_grads       conv_dgrad_batchnorm_*_sums, batchnorm_*_dgrad: the convolution's epilogue makes the sums that the norm's
+                                        gradient wants, and adds the other gradient of the norm's output; a pass over both is saved
 
 A tensor between two merged steps is read by the second alone, so it vanishes. The second gradient of a value is what a graph's backward adds to the
 first (`nbcnn.plan.graph.trace_nodes`).
@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.shapes import numel
 
 ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
 """Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
@@ -140,7 +141,8 @@ def _splits(
     gradients = [dy, *more]
     if total is not None and not more and _only(readers, total, dy) and all(buf.shape == dy.shape for buf in total.ins):
         gradients, replaced = list(total.ins), {id(total)}
-    for at, gradient in enumerate(gradients):
+    # Of two, the one of the larger filter, whose products take longer: what the epilogue reads comes meanwhile.
+    for at, gradient in sorted(enumerate(gradients), key=lambda each: -_taps(makers.get(each[1].root))):
         before = makers.get(gradient.root)
         if before is None or not _only(readers, before, gradient) or gradient.shape != x.shape:
             continue
@@ -155,6 +157,11 @@ def _splits(
         weight, bias, mean, rstd = (channels[0], channels[0], *channels[1:]) if plus else channels
         second = Step(f"batchnorm{'' if plus else form}_dgrad", (g, x, weight, bias, mean, rstd, both), (step.outs[0],), {}, step.scope)
         yield (first, second), replaced | {id(before)}
+
+
+def _taps(step: Step | None) -> int:
+    """Taps of the filter of a convolution's step."""
+    return 0 if step is None else numel(step.ins[1].shape[2:])
 
 
 def _readers(steps: Sequence[Step]) -> Counter[Buf]:

@@ -196,7 +196,7 @@ def test_a_run_may_be_resumed_with_it(tmp_path, capsys):
     assert "of which --recompute saves nothing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "batch", "share"), [("resnet18", 512, 0.70), ("mobilenet", 512, 0.55), ("unet", 16, 0.87), ("resnet18", 64, 0.78)])
+@pytest.mark.parametrize(("name", "batch", "share"), [("resnet18", 512, 0.70), ("mobilenet", 512, 0.55), ("unet", 16, 0.87), ("resnet18", 64, 0.79)])
 def test_memory_of_the_networks_that_are_timed(name, batch, share):
     """Planned as for an H200 in bf16: what the arena, parameters and state take, over what they take without."""
     taken = []

@@ -164,6 +164,13 @@ def _dictionary(name: str) -> list[Any]:
     return [*MODELS[name](*COLOUR), Flatten(), Linear(10), SoftmaxCrossEntropy()]
 
 
+def _between_norms() -> list[Any]:
+    """Norms of many pixels, with what may stand behind them, each before a convolution, which makes the sums of their gradients; one of stride 2."""
+    norms = [[BatchNorm2d(), *behind, Conv2d(64, 3, padding=1)] for behind in ([], [ReLU()], [ReLU6()], [HardSwish()])]
+    block = [Residual(Conv2d(64, 3, padding=1), BatchNorm2d()), ReLU(), Conv2d(64, 3, stride=2, padding=1)]
+    return [Conv2d(64, 3, padding=1), *(layer for each in norms for layer in each), *block, Flatten(), Linear(10), SoftmaxCrossEntropy()]
+
+
 _GROUPED = (Conv2d(16, 3, padding=1, groups=2), Conv2d(16, 3, padding=1, stride=(1, 2), groups=2))
 USERS = (
     *READY,
@@ -192,6 +199,7 @@ USERS = (
         User(f"Conv2d + BatchNorm2d + {type(layer).__name__}", "layers that become one op", _behind_conv(BatchNorm2d(), layer), SMALL)
         for layer in (GELU(), ReLU6(), HardSwish(), Swish())
     ),
+    User("BatchNorm2d between Conv2d", "layers, norms whose gradients the convolutions behind them begin", _between_norms, COLOUR, (1024,)),
     User(
         "Residual + ReLU",
         "layers that become one op, a BatchNorm2d at the end of the residual's body",

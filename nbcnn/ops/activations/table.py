@@ -24,10 +24,12 @@ Tensors have any shape. The layer of the same name stands in nbcnn/nn/activation
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.language import jit
 from nbcnn.ops.activations.elu import ELU
 from nbcnn.ops.activations.gelu import GELU
 from nbcnn.ops.activations.gelu_tanh import GELU_TANH
@@ -66,6 +68,25 @@ OPS = {
     for each in ACTIVATIONS.values()
     for op, bind in ((f"{each.name}_fprop", each.bind_fprop), (f"{each.name}_dgrad", each.bind_dgrad))
 }
+
+
+@jit(device=True)
+def _passed_on(dy, z):
+    return dy
+
+
+@cache
+def gradient_of(activation: str) -> Any:
+    """Device function (dy, z) -> the gradient of z, of which an activation without parameters is taken; "": none is."""
+    if not activation:
+        return _passed_on
+    function, gradient = ACTIVATIONS[activation].function, ACTIVATIONS[activation].gradient
+
+    @jit(device=True)
+    def reads_y(dy, z):
+        return gradient(dy, function(z))
+
+    return reads_y if ACTIVATIONS[activation].reads == "y" else gradient
 
 
 def _gradient(each: Activation) -> Gradient:

@@ -1,12 +1,12 @@
 """An input gradient of a convolution, with the sums that the batch normalisation in front of it wants of that gradient.
 
     conv_dgrad_batchnorm_sums       dy, w, x, weight, bias, mean, rstd[, more] -> g, sums (2·C), dweight, dbias      stride, pad
-    conv_dgrad_batchnorm_relu_sums, and so on, likewise: of g behind the activation (`ACTIVATED`)
+    conv_dgrad_batchnorm_relu_sums, and so on, likewise: g behind the activation (`batch.SUMMED`)
     conv_dgrad_batchnorm_add_relu_sums  dy, w, x, y, weight, mean, rstd[, more] -> g, sums, dweight, dbias
 
-dy, w -> g is the gradient of the convolution's input, which is the norm's output; `more`, a second gradient of that value, is added to it. x, mean and
-rstd are the norm's; sums are those of `batchnorm_sums`, dbias first. Of a norm that added another value and had a ReLU (`add_relu`), whose output is
-y, g is zero where y is not positive, so it is the gradient of that other value, too. A `batchnorm_*_dgrad` behind makes the gradient of x.
+dy, w -> g is the gradient of the convolution's input, which is the norm's output; `more`, a second gradient of that value, is added to it. x, mean
+and rstd are the norm's; sums are those of `batchnorm_sums`, dbias first. Of a norm that added another value and had a ReLU (`add_relu`), whose output
+is y, g is zero where y is not positive, so it is the gradient of that other value, too. A `batchnorm_*_dgrad` behind makes the gradient of x.
 
 The sums are made in the convolution's epilogue, which reads x alone for them: a pass over g and x is saved, and with `more` the pass that adds it.
 It is the counterpart of `statistics.py`; an op that no other implementation has, put there by `nbcnn.plan.merging` where it serves.
@@ -27,7 +27,7 @@ from nbcnn.ops.conv.frame.composed import Operand, inner, operands
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.frame.epilogue import WITH_SUMS
 from nbcnn.ops.conv.reference import conv_dgrad
-from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, once
@@ -82,7 +82,7 @@ def ops(engine: Impl) -> dict[str, Impl]:
         partials = Operand(None if call.scratch is None else call.scratch[:nbytes].view(np.float32), (2, c, chunks), "float32")
         return inner(first, WITH_SUMS, operands(first, "in"), [g, partials], scratch=None), chunks, nbytes
 
-    def bind(call: Call) -> list[Launch]:
+    def bind(call: Call) -> list[Launch | HostCall]:
         first, chunks, _ = parts(call)
         _, sums, dweight, dbias = call.outs
         return [*engine.bind(first), batch.totals_launch(first.outs[1], call.ins[6], dweight, dbias, sums, call.out_shapes[0][1], chunks)]
@@ -114,12 +114,11 @@ def of_engine(made: Mapping[str, Impl]) -> dict[str, Impl]:
     return rest | ops(made[WITH_SUMS])
 
 
-ACTIVATED = ("relu", "relu6", "hard_swish")
-"""The activations behind a norm: those whose gradients are few instructions, so that the products of another tile cover them."""
-FORMS = ("", *(f"_{name}" for name in ACTIVATED), "_add_relu")
+FORMS = ("", *(f"_{name}" for name in batch.SUMMED), "_add_relu")
 REFERENCES = {f"{PREFIX}{form}{SUFFIX}": _reference(form) for form in FORMS}
 
-CONVS = (ConvShape(1, 4, 5, 6, 3, 3, 3, 1, 1), ConvShape(2, 5, 4, 3, 6, 1, 1, 1, 0))
+CONVS = (ConvShape(1, 4, 5, 6, 3, 3, 3, 1, 1), ConvShape(2, 8, 8, 8, 64, 3, 3, 1, 1), ConvShape(1, 16, 16, 16, 64, 1, 1, 2, 0))
+"""For the reference; then few channels, which fill no tile; one tap, of stride 2."""
 
 
 def cases(shapes: Sequence[ConvShape] = CONVS) -> Iterator[Case]:
@@ -135,20 +134,26 @@ def cases(shapes: Sequence[ConvShape] = CONVS) -> Iterator[Case]:
         channel = ((c,), "float32")
         outs, attrs = ((shape.x_shape, "float32"), ((2 * c,), "float32"), channel, channel), {"stride": shape.stride, "pad": shape.pad}
         terms, label = shape.gemm("dgrad")[2] + numel(shape.x_shape) // c, f"{shape.K}→{c} {shape.H}×{shape.W} n{shape.N}"
-        for form in FORMS if shape in CONVS[:1] else ("", "_relu", "_relu6", "_add_relu"):
+        for form in FORMS:
             third, fourth = (y, weight) if form == "_add_relu" else (weight, bias)
             for more in ((), (normal(88, *shape.x_shape),)):
                 yield Case(f"{PREFIX}{form}{SUFFIX}", label, (dy, w, x, third, fourth, mean, rstd, *more), outs, attrs, terms)
 
 
+REAL = (
+    ConvShape(9, 64, 32, 32, 64, 3, 3, 1, 1),
+    ConvShape(6, 128, 16, 16, 128, 3, 3, 1, 1),
+    ConvShape(34, 256, 8, 8, 256, 3, 3, 1, 1),
+    ConvShape(4, 136, 16, 24, 64, 5, 3, 1, 1),
+    ConvShape(8, 64, 16, 16, 128, 1, 1, 1, 0),
+    ConvShape(6, 64, 32, 32, 128, 3, 3, 2, 1),
+    ConvShape(4, 128, 16, 16, 256, 1, 1, 2, 0),
+)
+"""Tiles of the patch kernel: swapped ones with strips of 16 and 32 lines, those of 128 and 256 channels, a last one that is not full, one tap;
+strides of 2.
+"""
+
+
 def real_cases() -> Iterator[Case]:
-    """Tiles of the patch kernel: swapped ones with strips of 16 and 32 lines, those of 128 and 256 channels, a last one that is not full, one tap."""
-    yield from cases(
-        (
-            ConvShape(9, 64, 32, 32, 64, 3, 3, 1, 1),
-            ConvShape(6, 128, 16, 16, 128, 3, 3, 1, 1),
-            ConvShape(34, 256, 8, 8, 256, 3, 3, 1, 1),
-            ConvShape(4, 136, 16, 24, 64, 5, 3, 1, 1),
-            ConvShape(8, 64, 16, 16, 128, 1, 1, 1, 0),
-        )
-    )
+    """The same of REAL, for tensor cores."""
+    yield from cases(REAL)

@@ -289,13 +289,18 @@ OPS |= {
     "batchnorm_together": Impl(bind_together, supports=elementwise.supports, traffic=traffic_together),
     "batchnorm_sums": Impl(bind_sums, scratch_grads, elementwise.supports, traffic=traffic_sums),
 }
-OPS |= {f"batchnorm{form}_dgrad": Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad) for form in _FORMS[:-1]}
+SUMMED = ("relu", "relu6", "hard_swish")
+"""The activations behind a norm of whose gradient another op makes the sums (`nbcnn.ops.conv_norm.gradient_sums`): those whose gradients are few
+instructions, so that the products of another tile cover them.
+"""
+_DGRAD = Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad)
+OPS |= {f"batchnorm{form}_dgrad": _DGRAD for form in ("", *(f"_{name}" for name in SUMMED))}
 _PLAIN = (batchnorm_fprop, batchnorm_infer, batchnorm_grads, batchnorm_statistics, batchnorm_together, batchnorm_sums, batchnorm_dgrad)
 HOST = {reference.__name__: host(reference) for reference in _PLAIN}
 REFERENCES = {
     reference.__name__: reference
     for reference in (
-        *(reference for name in FUSED for reference in activated(ACTIVATIONS[name])),
+        *(reference for name in FUSED for reference in activated(ACTIVATIONS[name], name in SUMMED)),
         *(batchnorm_apply, batchnorm_add_relu_fprop, batchnorm_add_relu_infer, batchnorm_add_relu_apply, batchnorm_add_relu_grads),
     )
 }
@@ -339,7 +344,8 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
                 yield Case(f"batchnorm{form}_grads", label, (dy, x, weight, bias, mean, rstd), (image, channel, channel), {}, terms)
                 sums = np.empty(2 * c, np.float32)
                 batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, *np.empty((2, c), np.float32))
-                yield Case(f"batchnorm{form}_dgrad", label, (dy, x, weight, bias, mean, rstd, sums), (image,), {}, terms)
+                if f"batchnorm{form}_dgrad" in OPS:
+                    yield Case(f"batchnorm{form}_dgrad", label, (dy, x, weight, bias, mean, rstd, sums), (image,), {}, terms)
         for more in ((), (normal(69, *shape),)):
             yield Case("batchnorm_add_relu_grads", label, (dy, x, y, weight, mean, rstd, *more), (image, image, channel, channel), {}, terms)
         yield Case("batchnorm_statistics", label, (x,), (((9 * c,), "float32"),), {"ranks": 3, "rank": 1, "images": n}, terms)

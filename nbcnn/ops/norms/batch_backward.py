@@ -10,29 +10,10 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.activations.table import ACTIVATIONS
+from nbcnn.ops.activations.table import gradient_of
 from nbcnn.ops.kernel.share import Share, floats_io, lanes_io, place_of, rows_sum, taking
 from nbcnn.ops.norms.batch_forward import CHANNEL_THREADS, flight_of
 from nbcnn.ops.norms.plane import column_sum
-
-
-@jit(device=True)
-def _first(dy, value):
-    return dy
-
-
-@cache
-def gradient_of(activation: str) -> Any:
-    """Device function (dy, z) -> the gradient of z, of which the activation is taken; "": none is."""
-    if not activation:
-        return _first
-    function, gradient = ACTIVATIONS[activation].function, ACTIVATIONS[activation].gradient
-
-    @jit(device=True)
-    def reads_y(dy, z):
-        return gradient(dy, function(z))
-
-    return reads_y if ACTIVATIONS[activation].reads == "y" else gradient
 
 
 @cache

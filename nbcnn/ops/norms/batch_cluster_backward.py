@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.ops.activations.table import gradient_of
 from nbcnn.ops.kernel.share import floats_io
-from nbcnn.ops.norms.batch_backward import gradient_of
 from nbcnn.ops.norms.cluster_share import Tile, block_sums, floats_of, shared_floats, words_io
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
 

@@ -47,8 +47,8 @@ def batchnorm_grads(
     batchnorm_dgrad(dy, x, weight, bias, mean, rstd, sums, dx)
 
 
-def activated(each: Activation) -> tuple[Callable[..., None], ...]:
-    """The references of a norm with an activation behind it."""
+def activated(each: Activation, summed: bool) -> tuple[Callable[..., None], ...]:
+    """The references of a norm with an activation behind it; `summed`: with that of its gradient of which another op makes the sums."""
 
     def fprop(
         x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *outs: Array, eps: float, momentum: float
@@ -77,7 +77,7 @@ def activated(each: Activation) -> tuple[Callable[..., None], ...]:
 
     for function in (fprop, infer, apply, grads, dgrad):
         function.__name__ = f"batchnorm_{each.name}_{function.__name__}"
-    return fprop, infer, apply, grads, dgrad
+    return (fprop, infer, apply, grads, *([dgrad] if summed else []))
 
 
 def behind(each: Activation, dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:

@@ -72,7 +72,6 @@ def test_the_reference_begins_what_the_norms_gradient_is(rng, which):
 def test_it_serves_what_patches_make():
     shape = ConvShape(64, 64, 32, 32, 64, 3, 3, 1, 1)
     refused = {
-        "of stride 1": ConvShape(64, 64, 32, 32, 64, 3, 3, 2, 1),
         "squares of 8×8": ConvShape(64, 64, 12, 12, 64, 3, 3, 1, 1),
     }
     for precision in PRECISIONS:
@@ -181,7 +180,12 @@ def test_parts_of_the_epilogue_make_the_gradient_and_its_sums(device, rng, preci
     COUNT = pixels * tile.BN // (2 if store == "bfloat16" else 1)
     MEMORY = 8 * tile.BN
     ALL = COUNT + MEMORY
-    more_of, signs_of, put, leave = take_staged(tile, precision), take_signs(tile, precision), put_sums(tile, precision, activation, masked), leave_sums(tile)
+    more_of, signs_of, put, leave = (
+        take_staged(tile, precision),
+        take_signs(tile, precision),
+        put_sums(tile, precision, activation, masked),
+        leave_sums(tile),
+    )
     SWAPPED, MASKED = tile.swapped, masked
 
     @jit()
@@ -216,7 +220,9 @@ def test_parts_of_the_epilogue_make_the_gradient_and_its_sums(device, rng, preci
     more, y, x = (decode(encode(rng.standard_normal(pixels * tile.BN).astype(np.float32), store), store).reshape(pixels, tile.BN) for _ in range(3))
     weight, bias, mean, rstd = 1 + 0.3 * rng.standard_normal(K), rng.standard_normal(K), rng.standard_normal(K), 1 + rng.random(K)
     channels, chunks, chunk = [each.astype(np.float32) for each in (weight, bias, mean, rstd)], 3, 1
-    arrays = [staged(tile, each, store) for each in (more, y, x)] + channels + [np.zeros(COUNT, np.uint32), np.full(2 * K * chunks, np.nan, np.float32)]
+    arrays = (
+        [staged(tile, each, store) for each in (more, y, x)] + channels + [np.zeros(COUNT, np.uint32), np.full(2 * K * chunks, np.nan, np.float32)]
+    )
     given = [device.empty(each.size, str(each.dtype)) for each in arrays]
     for there, each in zip(given, arrays, strict=True):
         device.upload(there, each)
@@ -238,102 +244,96 @@ def test_parts_of_the_epilogue_make_the_gradient_and_its_sums(device, rng, preci
     assert np.isnan(np.delete(partials[:, :, chunk], np.arange(here.start, here.stop), axis=1)).all()
 
 
-STAGED, SIGNS, MORE = 384, 512, 640
-"""Addresses of the tensor maps of x, y and the second gradient, behind the source's, the filters' and the output's."""
 PLAYED = (
-    PatchTile(1, 8, 8, 64, 1, 3, 1, 3, turns=2),
-    PatchTile(1, 8, 16, 128, 1, 2, 1, 2, turns=2),
-    PatchTile(1, 16, 8, 64, 2, 3, 1, 3),
-    PatchTile(1, 16, 8, 64, 1, 4, 2, 3, turns=2, swapped=True),
-    PatchTile(1, 16, 16, 64, 1, 3, 1, 2, turns=2, swapped=True),
-    PatchTile(1, 16, 16, 64, 2, 4, 1, 1, swapped=True),
-    KeepingTile(1, 16, 16, 64, 1, 18, 1, 2, turns=2, swapped=True, kept=18),
+    (1, PatchTile(1, 8, 8, 64, 1, 3, 1, 3, turns=2)),
+    (1, PatchTile(1, 8, 16, 128, 1, 2, 1, 2, turns=2)),
+    (1, PatchTile(1, 16, 8, 64, 2, 3, 1, 3)),
+    (1, PatchTile(1, 16, 8, 64, 1, 4, 2, 3, turns=2, swapped=True)),
+    (1, PatchTile(1, 16, 16, 64, 1, 3, 1, 2, turns=2, swapped=True)),
+    (1, PatchTile(1, 16, 16, 64, 2, 4, 1, 1, swapped=True)),
+    (1, KeepingTile(1, 16, 16, 64, 1, 18, 1, 2, turns=2, swapped=True, kept=18)),
+    (2, PatchTile(1, 8, 8, 64, 1, 3, 1, 3, turns=2)),
+    (2, PatchTile(2, 8, 8, 128, 2, 3, 1, 3)),
 )
+"""Strides and tiles."""
 
 
 @pytest.mark.skipif(nb.SIMULATOR, reason="kernels are played in another way")
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("op", [RELU, ADD_RELU])
-@pytest.mark.parametrize("tile", PLAYED, ids=str)
-def test_played_blocks_have_the_right_squares_on_the_stage(tile, op, added):
-    """Signs, the second gradient, and at the end x lie where the results will be, each of the squares that are stored then; no block waits for ever."""
-    case = cases_of(ConvShape(2, tile.BN, 16, 16, 128, 3, 3, 1, 1), op)[added]
+@pytest.mark.parametrize(("stride", "tile"), PLAYED, ids=str)
+def test_played_blocks_have_the_right_squares_on_the_stage(stride, tile, op, added):
+    """Signs, the second gradient, and at the end x lie where the results will be, each of the squares that are stored then; no block is stuck."""
+    case, phases = cases_of(ConvShape(2, tile.BN, 16, 16, 128, 3, 3, stride, 1), op)[added], stride * stride
     options = {"attrs": case.attrs, "layout": "NHWC", "device": nb.Host(), "tile": tile, "store": "bfloat16"}
     launch = Bound(engine("bf16", op), op, case.ins, case.outs, **options).launches[0]
     g, squares, seen = correlation(replace(bare(case, "bf16"), op="conv_dgrad")), [], []
-    load = patch.patch_load(tile, patch.window(g))
+    load, first = patch.patch_load(tile, patch.window(g)), 256
+    x_of, y_of, more_of = first + 128 * phases, first + 2 * 128 * phases, first + 3 * 128 * phases
 
-    def staged(block, stage):
-        """The maps and places of what lies in a warpgroup's part of the stage."""
+    def on_stage(block, stage):
+        """Maps and places of what lies in a warpgroup's part of the stage."""
         mine = tile.BM // tile.groups * tile.BN * 2
         with block.changed:
-            return {at - stage: block.memory[at][::2] for at in sorted(block.memory) if stage <= at < stage + mine}
+            return [block.memory[at][::2] for at in sorted(block.memory) if stage <= at < stage + mine]
 
     def take(wanted):
         def run(block, into, stage, *rest):
-            found = staged(block, stage)
+            found = on_stage(block, stage)
             assert found
-            assert all(source == wanted for source, _ in found.values())
-            seen.append((wanted, tuple(where for _, where in found.values())))
+            seen.extend((wanted, (source - wanted) // 128, where) for source, where in found)
 
         return run
 
     def put(block, acc, signs, stage, *rest):
-        block.results[stage] = tuple(staged(block, stage).values())
+        block.results[stage] = on_stage(block, stage)
 
-    replaced = {load1_if.py_func.__qualname__: lambda *_: 0.0, "put_sums": put, "take_signs": take(SIGNS), "take_staged": take(MORE), "leave_sums": lambda *_: None}
+    replaced = {"put_sums": put, "take_signs": take(y_of), "take_staged": take(more_of), "leave_sums": lambda *_: None}
+    replaced[load1_if.py_func.__qualname__] = lambda *_: 0.0
+    sizes = {"cp_async_bulk_tensor_4d": lambda source: load if source < first else 64 * 128, "cp_async_bulk_tensor_2d": 128 * tile.BN}
+    args = tuple(int(each) if isinstance(each, np.int32) else 0.0 if isinstance(each, np.float32) else None for each in launch.args)
     for number in range(tile.resident):
-        sizes = {"cp_async_bulk_tensor_4d": lambda source: 64 * 128 if source >= STAGED else load, "cp_async_bulk_tensor_2d": 128 * tile.BN}
         block = Block(number, tile.resident, patch.threads_of(tile, "sums") // 32, sizes, replaced)
-        args = tuple(int(each) if isinstance(each, np.int32) else 0.0 if isinstance(each, np.float32) else None for each in launch.args)
         block.play(launch.kernel, args)
         assert all(barrier.bytes == 0 and barrier.left == barrier.count for at, barrier in block.barriers.items())
         for target, place, held in block.stored:
-            assert target == 256
-            squares.append(place)
-            assert (STAGED, place) in held
-    assert sorted(squares) == [(n, w, h, i) for n in range(0, tile.BN, 64) for w in (0, 8) for h in (0, 8) for i in range(2)]
-    read = {which: sorted({place for source, places in seen if source == which for place in places}) for which in (SIGNS, MORE)}
-    assert read[SIGNS] == (sorted(squares) if op == ADD_RELU else [])
-    assert read[MORE] == (sorted(squares) if added else [])
+            phase = (target - first) // 128
+            squares.append((phase, place))
+            assert (x_of + 128 * phase, place) in held
+    side = range(0, 16 // stride, 8)
+    assert sorted(squares) == [(p, (n, w, h, i)) for p in range(phases) for n in range(0, tile.BN, 64) for w in side for h in side for i in range(2)]
+    for which, there in ((y_of, op == ADD_RELU), (more_of, added)):
+        assert {(phase, place) for source, phase, place in seen if source == which} == (set(squares) if there else set())
 
 
-def tried(precision, op, multiprocessors):
-    """What is tested of an op: a case and a tile, None for the chosen one; of one with a last tile of few channels every tile, with few blocks.
-
-    Of these only the ReLU's without a second gradient, and the residual block's with one: all that a kernel can do.
-    """
-    for case in gradient_sums.real_cases():
-        call, impl = bare(case, precision), engine(precision, case.op)
-        if case.op != op or impl.supports(call):
-            continue
-        yield case, impl.tile(call, multiprocessors)
-        if (op, len(case.ins)) in ((RELU, 7), (ADD_RELU, 8)) and case.label.startswith(("64→64 32×32", "64→136 16×24")):
-            for tile in impl.candidates(call, multiprocessors):
-                if tile.BN == 64 or "64→136" in case.label:
-                    yield case, replace(tile, resident=min(tile.resident, 2))
+def tried(case, precision, multiprocessors):
+    """The tiles of a case: the chosen one; for some every tile, with few blocks, so that each has several: all that kernels do is among these."""
+    call, impl = bare(case, precision), engine(precision, case.op)
+    if impl.supports(call):
+        return []
+    tiles = [impl.tile(call, multiprocessors)]
+    if (case.op, len(case.ins)) in ((RELU, 7), (ADD_RELU, 8)) and case.label.startswith(("64→64 32×32", "64→136 16×24")):
+        tiles += [replace(tile, resident=min(tile.resident, 2)) for tile in impl.candidates(call, multiprocessors)]
+    return tiles
 
 
-TRIED = [
-    pytest.param(precision, case, tile, id=f"{precision} {case.op.removeprefix('conv_dgrad_')} {case.label} {len(case.ins)} {at}")
-    for precision in PRECISIONS
-    for op in gradient_sums.REFERENCES
-    for at, (case, tile) in enumerate(tried(precision, op, 132))
-]
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
+    tiles = {case.op: tried(case, precision, 132) for case in gradient_sums.real_cases()}
+    assert all(tiles[op] for op in gradient_sums.REFERENCES)
+    every = [tile for case in gradient_sums.real_cases() for tile in tried(case, precision, 132)]
+    assert any(tile.turns == 2 for tile in every)
+    assert any(tile.keeps for tile in every)
+    assert any(tile.swapped for tile in every) == (precision == "bf16")
 
 
-def test_every_kind_of_tile_is_tried_on_a_gpu():
-    for precision in PRECISIONS:
-        found = [each.values[1:] for each in TRIED if each.values[0] == precision]
-        assert {case.op for case, _ in found} == {*gradient_sums.REFERENCES}
-        tiles = [tile for _, tile in found]
-        assert any(tile.turns == 2 for tile in tiles)
-        assert any(tile.keeps for tile in tiles) == (precision == "bf16")
-        assert any(tile.swapped for tile in tiles) == (precision == "bf16")
-
-
-@pytest.mark.parametrize(("precision", "case", "tile"), TRIED)
-def test_every_tile_makes_the_gradient_and_its_sums(gpu, precision, case, tile):
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("op", sorted(gradient_sums.REFERENCES))
+@pytest.mark.parametrize("shape", gradient_sums.REAL, ids=str)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_tile_makes_the_gradient_and_its_sums(gpu, precision, shape, op, added):
     if gpu.capability != (9, 0):
         pytest.skip("needs compute capability 9.0")
-    assert parity(MODES["tensorcore", precision], engine(precision, case.op), case, gpu, tile) <= bound(case, precision)
+    case = cases_of(shape, op)[added]
+    for tile in tried(case, precision, gpu.multiprocessors):
+        assert parity(MODES["tensorcore", precision], engine(precision, op), case, gpu, tile) <= bound(case, precision), tile

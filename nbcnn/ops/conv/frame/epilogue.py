@@ -19,7 +19,7 @@ from nbcnn.ops.kernel.call import Call
 WITH_MOMENTS = "conv_moments_fprop"
 """x, w[, b] -> y, partials (2,K,chunks) float32. No op of the table: how many chunks there are is the tile's business (`chunk_of`)."""
 WITH_SUMS = "conv_dgrad_sums"
-"""dy, w, x, weight, bias, mean, rstd[, y][, more] -> dx, partials (2,K,chunks) float32, and attributes activation, masked, added; none of the table's.
+"""dy, w, x, weight, bias, mean, rstd[, y][, more] -> dx, partials (2,K,chunks) float32, and attributes activation, masked, added; not of the table.
 
 What they are says `nbcnn.ops.conv_norm.gradient_sums`.
 """

@@ -15,13 +15,13 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.ops.activations.table import gradient_of
 from nbcnn.ops.conv.wgmma.epilogue import store_pair
 from nbcnn.ops.conv.wgmma.patch import SQUARE, WARPS, PatchTile
 from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
-from nbcnn.ops.norms.batch_backward import gradient_of
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, unknown_word
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4_trans, stmatrix_x4_trans
 from nbcnn.ops.ptx.shared import load_words_1, load_words_2, store_words_1
@@ -195,9 +195,9 @@ def _channel(activation: str) -> Any:
 
 @cache
 def put_sums(tile: PatchTile, kind_name: str, activation: str, masked: bool) -> Any:
-    """Device function (acc, signs, stage, warp, lane, n0, K, weight, bias, mean, rstd, memory, partials, chunk, chunks): results to a warpgroup's stage.
+    """Device function (acc, signs, stage, warp, lane, n0, K, weight, bias, mean, rstd, memory, partials, chunk, chunks): results to the stage.
 
-    There x lies. Σ g and Σ g·(x − mean) go to `memory`, of every channel and warp (`leave_sums`); where products are swapped, to partials (2,K,chunks).
+    There x lies. Σ g and Σ g·(x − mean) of every channel and warp go to `memory` (`leave_sums`), of swapped products to partials (2,K,chunks).
     g is the result, before it is rounded, behind `activation`. masked: where its sign is 0 a result is 0.
     """
     gradient, channel, MASKED = gradient_of(activation), _channel(activation), masked
@@ -224,8 +224,18 @@ def put_sums(tile: PatchTile, kind_name: str, activation: str, masked: bool) -> 
         @jit(device=True)
         def run(acc, signs, sums, at, m0, f0, b0, m1, f1, b1):
             a, b, c, d = ldmatrix_x4_trans(at + TO)
-            v0, v1, v2, v3 = passed(acc[I], signs, I), passed(acc[I + 1], signs, I + 1), passed(acc[I + 2], signs, I + 2), passed(acc[I + 3], signs, I + 3)
-            w0, w1, w2, w3 = passed(acc[J], signs, J), passed(acc[J + 1], signs, J + 1), passed(acc[J + 2], signs, J + 2), passed(acc[J + 3], signs, J + 3)
+            v0, v1, v2, v3 = (
+                passed(acc[I], signs, I),
+                passed(acc[I + 1], signs, I + 1),
+                passed(acc[I + 2], signs, I + 2),
+                passed(acc[I + 3], signs, I + 3),
+            )
+            w0, w1, w2, w3 = (
+                passed(acc[J], signs, J),
+                passed(acc[J + 1], signs, J + 1),
+                passed(acc[J + 2], signs, J + 2),
+                passed(acc[J + 3], signs, J + 3),
+            )
             stmatrix_x4_trans(at + TO, bf16x2(v0, v1), bf16x2(v2, v3), bf16x2(w0, w1), bf16x2(w2, w3))
             add(sums, 0, v0, bf16_low(a), m0, f0, b0)
             add(sums, 0, v1, bf16_high(a), m0, f0, b0)
@@ -303,7 +313,7 @@ def put_sums(tile: PatchTile, kind_name: str, activation: str, masked: bool) -> 
 
 @cache
 def leave_sums(tile: PatchTile) -> Any:
-    """Device function (memory, partials, t, n0, K, chunk, chunks): the sums of a warpgroup's four warps become those of a chunk, partials (2,K,chunks).
+    """Device function (memory, partials, t, n0, K, chunk, chunks): the sums of a warpgroup's warps become a chunk's, partials (2,K,chunks).
 
     t is the thread in its warpgroup. A barrier of the warpgroup stands before it, and another one before `memory` is written again.
     """

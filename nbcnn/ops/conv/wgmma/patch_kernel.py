@@ -51,7 +51,19 @@ from nbcnn.ops.ptx.tma import (
     wait_stores_read,
 )
 from nbcnn.ops.ptx.vector import load1_if
-from nbcnn.ops.ptx.wgmma import K_STEP, k_major, k_major_rows, registers_dec, registers_inc, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all
+from nbcnn.ops.ptx.wgmma import (
+    K_STEP,
+    k_major,
+    k_major_rows,
+    registers_dec,
+    registers_inc,
+    wgmma_bf16,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_tf32,
+    wgmma_wait,
+    wgmma_wait_all,
+)
 
 u8 = types.uint64
 PATCHES = 2
@@ -113,7 +125,8 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str, activation: str = "") -> Any:
     """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases).
 
-    Or "sums" of the gradient behind `activation` (`patch_gradient.py`), with "add" in front where a second gradient is added, "mask" where y masks.
+    Or "sums" of the gradient behind `activation` (`patch_gradient.py`), with "add" in front where a second gradient is added, "mask" where y masks;
+    of four phases "interleave" before that.
     """
     kind = KINDS[kind_name]
     words = epilogue.split()
@@ -131,10 +144,11 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
     SECOND = (tile.strips - 1) * (tile.TH // SQUARE) if SWAPPED else HALVES - 1
     MINE = HALVES * COLUMNS * BLOCK_BYTES
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
-    POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "mask", epilogue == "moments"
+    POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", "interleave" in words, epilogue == "mask", epilogue == "moments"
     SUMS_OF_NORM, ADD, SIGNS = "sums" in words, "add" in words, "sums" in words and "mask" in words
     STAGED, SIGN_WORDS = MASK or SUMS_OF_NORM, sign_words(tile) if SIGNS else 1
-    OUTPUTS, KEEPS, IDLE = 4 if INTERLEAVE or SUMS_OF_NORM else 2, tile.keeps, w.spans is not None and w.spans.busy < 4
+    PHASES, KEEPS, IDLE = 4 if INTERLEAVE else 1, tile.keeps, w.spans is not None and w.spans.busy < 4
+    MAPS = PHASES * (4 if SUMS_OF_NORM else 2 if MASK else 1)
     phase_of, taps_of_phase, stages_of_tile = phase_in_rounds(w.spans), taps_of(w.spans, R, S), stages_of(w.spans, R, S)
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = (put_transposed if SWAPPED else put_fragments)(tile, kind_name, MASK), store_pooled(tile, kind_name)
@@ -211,9 +225,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
         source_map = byte_address_global(maps)
         filter_map = source_map + u8(SOURCES * ROW_BYTES)
         output_map = filter_map + u8(ROW_BYTES)
-        staged_map = output_map + u8(ROW_BYTES)
-        signs_map = staged_map + u8(ROW_BYTES)
-        more_map = signs_map + u8(ROW_BYTES)
+        # Behind the map of the output of each phase come those of x (or the mask), y and the second gradient.
+        staged_map = output_map + u8(PHASES * ROW_BYTES)
+        signs_map = staged_map + u8(PHASES * ROW_BYTES)
+        more_map = signs_map + u8(PHASES * ROW_BYTES)
         if t == 0:
             init_filters(full, empty)
             init_patches(patch_full, patch_empty)
@@ -287,7 +302,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
                 if KEEPS:
                     parity = 0
             if in_group == 0 and not POOL:
-                for i in range(OUTPUTS):
+                for i in range(MAPS):
                     fence_tensor_map(output_map + u8(i * ROW_BYTES))
             while tile_at < tiles:
                 tile_m = tile_at // across
@@ -313,20 +328,20 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
                         acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1] = first, first
                 if SIGNS:
                     if in_group == 0:
-                        fetch(signs_map, results, staged, square, image, h0, w0, n0)
+                        fetch(signs_map + u8(phase * ROW_BYTES), results, staged, square, image, h0, w0, n0)
                     mbarrier_wait(staged, staged_parity)
                     staged_parity ^= 1
                     signs_of(signs, results, warp, lane)
                     join(group)
                 if ADD:
                     if in_group == 0:
-                        fetch(more_map, results, staged, square, image, h0, w0, n0)
+                        fetch(more_map + u8(phase * ROW_BYTES), results, staged, square, image, h0, w0, n0)
                     mbarrier_wait(staged, staged_parity)
                     staged_parity ^= 1
                     take_more(acc, results, warp, lane)
                     join(group)
                 if STAGED and in_group == 0:
-                    fetch(staged_map, results, staged, square, image, h0, w0, n0)
+                    fetch(staged_map + u8(phase * ROW_BYTES), results, staged, square, image, h0, w0, n0)
                 if TURNS > 1:
                     mbarrier_wait(turn + group * 8, turn_parity)
                     turn_parity ^= 1
@@ -368,7 +383,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
                     if not KEEPS:
                         mbarrier_arrive(empty + previous * 8)
                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
-                chunk, chunks = tile_m * GROUPS + square // HALVES, tiles // across * GROUPS
+                chunk, chunks = (tile_m * PHASES + phase) * GROUPS + square // HALVES, tiles // tiles_of_phase * GROUPS
                 if STAGED:
                     mbarrier_wait(staged, staged_parity)
                     staged_parity ^= 1
