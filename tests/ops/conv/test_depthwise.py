@@ -11,12 +11,15 @@ from nbcnn.check.one_op import Bound, Unsupported, run_op
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import MODES
-from nbcnn.ops.conv import grouped
+from nbcnn.ops.conv import depthwise_stream, grouped
 from nbcnn.ops.conv.depthwise import Strip, lengths_of
-from nbcnn.ops.conv.depthwise_walk import backward, forward
+from nbcnn.ops.conv.depthwise_stream import Stream, walk_of
+from nbcnn.ops.conv.depthwise_walk import backward, forward, pass_of
 from nbcnn.ops.conv.depthwise_wgrad import OPS, Parts
-from nbcnn.ops.kernel.call import host
+from nbcnn.ops.kernel.call import Call, host
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.plan.bounds import parity_bound
+from nbcnn.plan.storage import decode, encode
 
 
 def problem(op, n=2, c=4, size=(9, 5), window=(3, 3), stride=(1, 1), dilation=(1, 1), pad=(1, 1)):
@@ -48,6 +51,67 @@ def test_strips_and_parts_are_put_together(device, layout, op, tile, shape):
     (got,) = run_op(OPS[op], op, ins, outs, attrs=attrs, device=device, layout=layout, tile=tile)
     # A weight gradient is a sum of 90 products at most, a pixel one of nine.
     assert relative_error(got, wanted(op, ins, outs, attrs)[0]) <= parity_bound(90, "fp32")
+
+
+def streamed(size=(9, 5), length=3, columns=2, walk=5, stages=6, group=32, share=16, parts=2, **shape):
+    """What a streamed weight gradient of a tile makes, and what it should make; eight lines of threads, of which each takes two strips."""
+    ins, outs, attrs = problem("gconv_wgrad", size=size, **shape)
+    ins, outs = tuple(decode(encode(each, "bfloat16"), "bfloat16") for each in ins), [*outs, ((ins[0].shape[1],), "float32")]
+    tile = Stream(length, columns, walk, stages, group, share, parts)
+    return ins, outs, attrs, tile
+
+
+@pytest.mark.parametrize("store", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        # Strips of three rows, the last of one: 2·3·4 of them, 16 in the first block.
+        {"size": (10, 5)},
+        # Whole images, whose last step is left out: 6·3 strips in two blocks, some lines of the second have none.
+        {"n": 6, "size": (4, 5), "length": 4, "walk": 5},
+        {"n": 9, "size": (2, 2), "length": 2, "walk": 3, "parts": 1, "c": 36},
+        # One image, with a stride: one column a thread, two rows a step.
+        {"n": 1, "c": 12, "size": (9, 7), "stride": (2, 2), "columns": 1, "stages": 4, "length": 5, "walk": 6, "parts": 1},
+        # Phases, and columns that lie apart.
+        {
+            "n": 2,
+            "c": 8,
+            "size": (9, 6),
+            "window": (3, 2),
+            "stride": (2, 1),
+            "dilation": (3, 2),
+            "pad": (2, 1),
+            "columns": 1,
+            "length": 1,
+            "walk": 2,
+            "parts": 5,
+        },
+        # More sums than shared memory holds of all threads at once.
+        {"n": 2, "size": (6, 5), "window": (5, 5), "pad": (2, 2), "columns": 1, "stages": 5, "length": 6, "walk": 8, "parts": 1},
+    ],
+)
+def test_strips_of_a_stream_are_put_together(device, store, shape):
+    ins, outs, attrs, tile = streamed(**shape)
+    bound = Bound(depthwise_stream.OPS["gconv_wgrad"], "gconv_wgrad", ins, outs, attrs=attrs, device=device, layout="NHWC", store=store, tile=tile)
+    g = pass_of(bound.call, tile.columns)
+    items = g.source[0] * g.cells * g.phases * ceil_div(g.steps, tile.length)
+    # Every strip has its part, every part a strip, and no step is left out that a strip needs.
+    assert (ceil_div(items, tile.share), walk_of(g, tile.length)) == (tile.parts, tile.walk)
+    got = run_op(depthwise_stream.OPS["gconv_wgrad"], "gconv_wgrad", ins, outs, attrs=attrs, device=device, layout="NHWC", store=store, tile=tile)
+    for made, right in zip(got, wanted("gconv_wgrad", ins, outs, attrs), strict=True):
+        assert relative_error(made, right) <= parity_bound(200, "fp32")
+
+
+def test_a_stream_fills_the_gpu():
+    """Every image of MobileNet gives each of two blocks of 132 multiprocessors a part, in one wave: small images too."""
+    for c, size, stride in ((32, 32, 1), (64, 32, 2), (128, 16, 1), (256, 8, 2), (512, 4, 1), (512, 4, 2), (1024, 2, 1)):
+        out = (size - 1) // stride + 1
+        shapes = ((512, c, size, size), (512, c, out, out)), ((c, 1, 3, 3),)
+        attrs = {"groups": c, "stride": (stride, stride), "dilation": (1, 1), "pad": (1, 1)}
+        call = Call("gconv_wgrad", (), (), *shapes, attrs, "NHWC", in_dtypes=("bfloat16",) * 2, out_dtypes=("float32",))
+        tile = depthwise_stream.tile(call, 132)
+        assert 240 <= tile.parts * ceil_div(c // 4, tile.group) <= 264
+        assert tile.length == out
 
 
 def test_a_walk_meets_every_tap_once():
@@ -84,8 +148,12 @@ def test_what_is_not_depthwise_is_refused():
 
 def test_every_gpu_mode_but_naive_has_them_first():
     for key, row in MODES.items():
+        # Rows of NHWC images stream their weight gradients where the GPU can.
+        wanted = OPS | depthwise_stream.OPS if row.layout == "NHWC" else OPS
         firsts = {op: next(row.chain(op))[1] for op in OPS}
-        assert (firsts == OPS) == (row.device == "gpu" and key[0] != "naive"), key
+        assert (firsts == wanted) == (row.device == "gpu" and key[0] != "naive"), key
+        if wanted is not OPS:
+            assert [impl for _, impl in row.chain("gconv_wgrad")][1] is OPS["gconv_wgrad"]
 
 
 @pytest.mark.parametrize("op", OPS)
