@@ -280,6 +280,11 @@ def together_of(steps: int, loads: int, words: int, registers: int = IN_FLIGHT) 
     return min(range(1, most + 1), key=lambda g: ceil_div(steps, 2 * g) * 2 * g * (1 + 0.15 / g))
 
 
+def group_of(groups: int) -> int:
+    """Threads side by side along the channels: a power of two from 8 to 32 with the fewest idle lanes, the largest of equal ones."""
+    return min((32, 16, 8, 4, 2, 1), key=lambda group: (ceil_div(groups, group) * group * (1 if group >= 8 else 1.5), -group))
+
+
 def lengths_of(steps: int) -> list[int]:
     """Lengths of strips worth trying: a part of the steps each, the longest first."""
     return sorted({ceil_div(steps, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}, reverse=True)

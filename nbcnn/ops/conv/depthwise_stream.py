@@ -1,13 +1,12 @@
-"""The weight gradient of a depthwise convolution whose loads stream through shared memory (compute capability 8.0, NHWC, channels in fours).
+"""Depthwise convolutions whose loads stream through shared memory (compute capability 8.0, NHWC, channels in fours): fprop and dgrad.
 
-The walk and the sums are those of `depthwise_wgrad.py`. There a thread keeps the loads of the next step in registers, of which it has room for two
-steps, and begins every strip with an empty pipeline: small images are a chain of latencies. Here `stages` steps of a thread lie in shared memory,
-where cp.async writes them. A thread reads back only what it asked for itself, so no barrier guards the slots. The steps of all of a thread's strips
-are one stream: while it multiplies the last rows of one strip, the first rows of the next are on their way. A strip ends with gradients of zero, so
-nothing of it is left in the registers of the next.
+The walk and its sums are those of `depthwise.py`. There a thread keeps the loads of the next steps in registers, of which it has room for two to
+four steps, and begins every strip with an empty pipeline: small images are a chain of latencies. Here `stages` steps of a thread lie in shared
+memory, where cp.async writes them. A thread reads back only what it asked for itself, so no barrier guards the slots. A block stays, its threads
+take strip after strip with the same weights, and the steps of all of a thread's strips are one stream: while it multiplies the last rows of one
+strip, the first rows of the next are on their way. `depthwise_stream_wgrad.py` has the weight gradient.
 
-The threads of a block write their sums side by side into shared memory, and each result is added in the order of the lines. The second launch adds
-the blocks' parts in order (`grouped.sum_kernel`), so nothing is atomic and bits repeat.
+Source of the walk: see `depthwise.py`; of the slots that are filled while others are read: CUTLASS' multistage pipelines for sm_80.
 """
 
 from __future__ import annotations
@@ -20,23 +19,21 @@ import numpy as np
 
 from nbcnn.gpu import device as gpu
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
-from nbcnn.ops.conv import depthwise_wgrad
-from nbcnn.ops.conv.depthwise import QUAD_TAPS, columns_of, kind_of, lengths_of
+from nbcnn.ops.conv import depthwise
+from nbcnn.ops.conv.depthwise import QUAD_TAPS, columns_of, group_of, held, kind_of, lengths_of, pack, store_lanes
 from nbcnn.ops.conv.depthwise_walk import Pass, Walk, inside, pass_of
-from nbcnn.ops.conv.depthwise_wgrad import THREADS, blocks_of, group_of, sums_of
-from nbcnn.ops.conv.grouped import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div, step_pixel, unrolled, within
-from nbcnn.ops.kernel.traffic import Traffic, element, size
+from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_through, cp_async_wait
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float
 from nbcnn.ops.ptx.shared import load_words_2, load_words_4
-from nbcnn.ops.ptx.vector import shared_store4
 from nbcnn.plan.shapes import numel
 
 u8 = types.uint64
+THREADS = 256
 LANES = 4
 """Channels of a thread."""
 RING = 75 * 1024
@@ -45,9 +42,8 @@ MOST_STAGES = 8
 START_STEPS = 6
 """Steps that a block's first loads and its sums cost."""
 
-IMAGE, STRIP, CELL, ITEM, LEFT, X_ROW, X_END, X_AT, X_COLUMN, DY_ROW, DY_END, DY_AT, FIELDS = range(13)
-"""Where the stream of a thread stands: the strip's image, its number in it, its cell, its number of all, the steps left of it; the next row of x, the
-end of those that the strip reads, the row's first element and column; the next row of dy, their end, the row's first element."""
+FEW_REGISTERS = 64
+"""Weights and open sums of a thread at most with which two blocks share a multiprocessor: 128 registers a thread."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +60,21 @@ class Stream:
     parts: int
 
 
-def slot_bytes(walk: Walk, kind: str) -> tuple[int, int]:
-    """Bytes of a load, four channels, and of a step of a block."""
+def load_bytes(kind: str) -> tuple[int, int]:
+    """Bytes of a load, four channels, of a thread and of a block."""
     load = LANES * (2 if kind == "bfloat16" else 4)
-    return load, (walk.reads * walk.across + walk.columns) * load * THREADS
+    return load, load * THREADS
 
 
-def stages_of(walk: Walk, kind: str, sums: int) -> int:
-    """Steps of a thread in shared memory: a multiple of the rows of dy that it keeps, so that it need not move them from register to register."""
-    stage, room = slot_bytes(walk, kind)[1], RING * (3 - blocks_of(sums))
-    return walk.slots * max(1, min(room // stage, MOST_STAGES) // walk.slots)
+def stages_of(stage: int, period: int, blocks: int) -> int:
+    """Steps in shared memory, of `stage` bytes a block: a multiple of the `period` after which the registers of its rows are the same again."""
+    return period * max(1, min(RING * (3 - blocks) // stage, MOST_STAGES) // period)
 
 
 @cache
-def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: bool) -> Any:
-    """The kernel of a part of the gradient; x and dy are stored as `kind`, `group` threads lie along the channels."""
-    R, S, READS, SLOTS, OVER, ACROSS, L = walk.R, walk.S, walk.reads, walk.slots, walk.over, walk.across, LANES
-    COLUMNS, JUMP, STAGES, TAPS, LINES, WIDTH = walk.columns, walk.jump, stages, R * S, THREADS // group, group * LANES
-    PLACES, LOADS, ROW = TAPS + with_bias, READS * ACROSS, COLUMNS * LANES
-    BYTES, STAGE = slot_bytes(walk, kind)
-    LOAD, RING_BYTES, WORDS, SIZE = BYTES * THREADS, stages * STAGE, BYTES // 4, BYTES // LANES
-    ALL, VALUES, RING_VALUES = PLACES * L, LOADS * L, SLOTS * ROW
-    copy, wait, wait_all = cp_async_through(BYTES), cp_async_wait(stages - 2), cp_async_wait(0)
-
-    if WORDS == 2:
+def take_of(kind: str) -> Any:
+    """Device function take(values, to, address): values[to …] = the four channels in the slot at a shared address, as float32."""
+    if kind == "bfloat16":
 
         @jit(device=True)
         def take(values, to, address):
@@ -100,247 +87,292 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
             a, b, c, d = load_words_4(address)
             values[to], values[to + 1], values[to + 2], values[to + 3] = bits_float(a), bits_float(b), bits_float(c), bits_float(d)
 
-    @jit(device=True)
-    def enter(at, strips, where, extent):
-        """Goes to the first step of the strip that `at` names; one that does not exist has no rows."""
-        (own, end, phases, length, steps, walk_steps), (row0, row_phase, row_step, row_read, col0, col_step) = strips, where
-        C, H, W, P, Q = extent
-        part, phase = at[STRIP], 0
-        if phases > 1:
-            part, phase = split(at[STRIP], phases)
-        first = part * length
-        last = min(first + length, steps)
-        row, p = row0 + phase * row_phase + (first - (SLOTS - 1)) * row_step, phase + first * phases
-        exists = at[ITEM] < end
-        at[LEFT], at[X_ROW], at[DY_ROW], at[X_COLUMN] = walk_steps, row, p, col0 + at[CELL] * col_step
-        below = row0 + phase * row_phase + (last - 1) * row_step + (READS - 1) * row_read + 1
-        at[X_END] = max(min(H, below), 0) if exists else 0
-        at[DY_END] = min(P, phase + last * phases) if exists else 0
-        at[X_AT] = ((at[IMAGE] * H + row) * W + at[X_COLUMN]) * C + own * L
-        at[DY_AT] = ((at[IMAGE] * P + p) * Q + at[CELL] * COLUMNS) * C + own * L
+    return take
+
+
+@cache
+def copy_rows(walk: Walk, kind: str) -> Any:
+    """Device function copy(to, x, rows, line, column, extent, reads): asks for the elements of a step, in the slots from address `to` on.
+
+    rows: (the first, one behind the last that may be read), line: offset of the first row's first element, column: the first; extent: columns of x;
+    reads: (rows, columns) from one read to the next, then the same in elements.
+    """
+    READS, ACROSS, (BYTES, LOAD) = walk.reads, walk.across, load_bytes(kind)
+    SIZE, copy = BYTES // LANES, cp_async_through(BYTES)
 
     @jit(device=True)
-    def fetch(to, x, dy, at, strips, where, extent, pitches, jumps):
-        """Copies of the step at which the stream stands, into the slots at `to`; then the stream goes on."""
-        C, _, W, _, Q = extent
-        x_step, x_read, x_column, dy_step, row_step, row_read, col_read, phases = pitches
-        q = at[CELL] * COLUMNS
+    def run(to, x, rows, line, column, W, reads):
+        (row, end), (row_read, col_read, x_read, x_column) = rows, reads
         for u in range(READS):
-            row_inside = within(at[X_ROW] + u * row_read, at[X_END])
+            row_inside = within(row + u * row_read, end)
             for v in range(ACROSS):
-                wanted = row_inside & within(at[X_COLUMN] + v * col_read, W)
-                offset = at[X_AT] + u * x_read + v * x_column
-                copy(to + (u * ACROSS + v) * LOAD, x + u8(i8(offset) * SIZE), BYTES if wanted else 0)
-        for j in range(COLUMNS):
-            wanted = (at[DY_ROW] < at[DY_END]) & (q + j < Q)
-            copy(to + (LOADS + j) * LOAD, dy + u8(i8(at[DY_AT] + j * C) * SIZE), BYTES if wanted else 0)
+                wanted = row_inside & within(column + v * col_read, W)
+                copy(to + (u * ACROSS + v) * LOAD, x + u8(i8(line + u * x_read + v * x_column) * SIZE), BYTES if wanted else 0)
+
+    return run
+
+
+def no_room(stages: int, stage: int) -> str | None:
+    """None, or that shared memory cannot hold the steps, in words."""
+    if stages < 2:
+        return f"steps of {stage} bytes do not stream: shared memory holds one"
+    limit = gpu.shared_of_block()
+    return f"{stages} steps need {stages * stage} bytes of shared memory, a block has {limit}" if stages * stage > limit else None
+
+
+# Where the stream of a thread stands, on the side of its loads and on that of its sums: the strip's image, its number in it, its cell, its number of
+# all, the steps left of it. Then the next row of x, one behind the last row that the strip reads, the row's first element, the first column; or the
+# next row of y, the first row that the strip makes and how many, the row's first element, the first column.
+IMAGE, STRIP, CELL, ITEM, LEFT, X_ROW, X_END, X_AT, X_COLUMN, LOADING = range(10)
+Y_ROW, Y_FIRST, Y_ROWS, Y_AT, Y_COLUMN, MAKING = range(5, 11)
+
+
+def _stage(walk: Walk, kind: str) -> int:
+    """Bytes of a step of a block."""
+    return walk.reads * walk.across * load_bytes(kind)[1]
+
+
+def blocks_of(walk: Walk) -> int:
+    """Blocks that a multiprocessor holds."""
+    return 2 if (walk.R * walk.S + walk.slots * walk.wide) * LANES <= FEW_REGISTERS else 1
+
+
+def _stages(walk: Walk, kind: str) -> int:
+    return stages_of(_stage(walk, kind), walk.ahead + 1, blocks_of(walk))
+
+
+@cache
+def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: bool) -> Any:
+    """The kernel of a walk; source and target are stored as `kind`, `group` threads lie along the channels."""
+    R, S, READS, MAKES, SLOTS, PERIOD = walk.R, walk.S, walk.reads, walk.makes, walk.slots, walk.ahead + 1
+    TURN, SIGN, OVER, ACROSS, WIDE, SPREAD, EVEN = walk.turn, walk.sign, walk.over, walk.across, walk.wide, walk.spread, walk.even
+    COLUMNS, JUMP, L, TAPS, LINES, STAGES = walk.columns, walk.jump, LANES, walk.R * walk.S, THREADS // group, stages
+    SUMS, ROW, WEIGHTS, LOADS = walk.slots * walk.wide * LANES, walk.wide * LANES, TAPS * LANES, READS * ACROSS
+    (BYTES, LOAD), STAGE, VALUES = load_bytes(kind), _stage(walk, kind), LOADS * LANES
+    RING_BYTES = stages * STAGE
+    copy_x, take, wait, wait_all = copy_rows(walk, kind), take_of(kind), cp_async_wait(stages - 2), cp_async_wait(0)
+    load_weights, store = held(LANES, "float32").load, store_lanes(LANES, kind)
+
+    @jit(device=True)
+    def rows_of(strip, strips):
+        """(phase, first step, one behind the last) of a strip of an image."""
+        _, phases, length, steps, _ = strips
+        part, phase = strip, 0
+        if phases > 1:
+            part, phase = split(strip, phases)
+        first = part * length
+        return phase, first, min(first + length, steps)
+
+    @jit(device=True)
+    def go_on(at, jumps):
+        """Names the line's next strip."""
+        images, rows, columns, of_image, cells = jumps
+        at[ITEM] += LINES
+        at[IMAGE], at[STRIP], at[CELL] = step_pixel(at[IMAGE], at[STRIP], at[CELL], images, rows, columns, of_image, cells)
+
+    @jit(device=True)
+    def enter(at, strips, where, extent):
+        """Goes to the first loads of a strip; one that does not exist has no rows."""
+        (end, _, length, _, walk_steps), (row0, row_phase, row_step, row_read, col0, col_step, _) = strips, where
+        own, C, H, W, _, _ = extent
+        image, cell, (phase, first, last) = at[IMAGE], at[CELL], rows_of(at[STRIP], strips)
+        top = row0 + phase * row_phase
+        row, column = top + (first - (walk_steps - length)) * row_step, col0 + cell * col_step
+        at[LEFT], at[X_ROW], at[X_COLUMN] = walk_steps, row, column
+        at[X_END] = max(min(H, top + (last - 1) * row_step + (READS - 1) * row_read + 1), 0) if at[ITEM] < end else 0
+        at[X_AT] = ((image * H + row) * W + column) * C + own * L
+
+    @jit(device=True)
+    def begin(at, acc, bias, strips, makes, extent):
+        """Goes to the first sums of a strip, and sets them to the bias."""
+        (end, _, length, _, walk_steps), (out_row0, out_step, out_col0), (own, C, _, _, P, Q) = strips, makes, extent
+        image, cell, (phase, first, last) = at[IMAGE], at[CELL], rows_of(at[STRIP], strips)
+        top = out_row0 + phase
+        lowest = max(top + first * out_step, 0)
+        row, column = top + (first - (walk_steps - length)) * out_step, out_col0 + cell * WIDE
+        at[LEFT], at[Y_ROW], at[Y_FIRST], at[Y_COLUMN] = walk_steps, row, lowest, column
+        at[Y_ROWS] = max(min(P, top + last * out_step) - lowest, 0) if at[ITEM] < end else 0
+        at[Y_AT] = ((image * P + row) * Q + column) * C + own * L
+        for k in range(SLOTS):
+            for j in range(ROW):
+                acc[k * ROW + j] = bias[j % L]
+
+    @jit(device=True)
+    def fetch(to, x, at, strips, where, extent, pitches, jumps):
+        """Copies of the step at which the loads stand, into the slots at `to`; then they go on."""
+        W, col_read, (x_step, x_read, x_column, _), (_, _, row_step, row_read, _, _, _) = extent[3], where[6], pitches, where
+        copy_x(to, x, (at[X_ROW], at[X_END]), at[X_AT], at[X_COLUMN], W, (row_read, col_read, x_read, x_column))
         cp_async_commit()
         at[X_ROW] += row_step
         at[X_AT] += x_step
-        at[DY_ROW] += phases
-        at[DY_AT] += dy_step
         at[LEFT] -= 1
         if at[LEFT] == 0:
-            images, rows, cells, strip_count, cell_count = jumps
-            at[ITEM] += LINES
-            at[IMAGE], at[STRIP], at[CELL] = step_pixel(at[IMAGE], at[STRIP], at[CELL], images, rows, cells, strip_count, cell_count)
+            go_on(at, jumps)
             enter(at, strips, where, extent)
 
     def step(g: int) -> Any:
         TAKEN, FILLED = g * STAGE, (g - 1) * STAGE
 
         @jit(device=True)
-        def run(slots, behind, x, dy, at, strips, where, extent, pitches, jumps, ring, acc):
+        def run(slots, behind, x, y, at, of, weights, acc, bias, strips, where, makes, extent, pitches, jumps):
             values = cuda.local.array(VALUES, f4)
             wait()
             for k in range(LOADS):
                 take(values, k * L, slots + (TAKEN + k * LOAD))
-            for j in range(COLUMNS):
-                take(ring, (SLOTS - 1) * ROW + j * L, slots + (TAKEN + (LOADS + j) * LOAD))
             # The slots that are filled now were read a step ago.
-            fetch(behind if g == 0 else slots + FILLED, x, dy, at, strips, where, extent, pitches, jumps)
+            fetch(behind if g == 0 else slots + FILLED, x, at, strips, where, extent, pitches, jumps)
             for r in range(R):
-                e = R - 1 - r
+                e = TURN + r * SIGN
                 for s in range(S):
+                    f = s * SPREAD
                     for j in range(COLUMNS):
                         for c in range(L):
-                            value = values[((READS - 1 - e % OVER) * ACROSS + s + j * JUMP) * L + c]
-                            acc[(r * S + s) * L + c] += ring[e // OVER * ROW + j * L + c] * value
-            if with_bias:
-                for j in range(COLUMNS):
-                    for c in range(L):
-                        acc[TAPS * L + c] += ring[(SLOTS - 1) * ROW + j * L + c]
-            for k in range(SLOTS - 1):
-                for c in range(ROW):
-                    ring[k * ROW + c] = ring[(k + 1) * ROW + c]
+                            value = values[((READS - 1 - e % OVER) * ACROSS + f // EVEN + j * JUMP) * L + c]
+                            acc[(e // OVER * WIDE + f % EVEN + j) * L + c] += weights[(r * S + s) * L + c] * value
+            C, Q = extent[1], extent[5]
+            for o in range(MAKES):
+                for j in range(WIDE):
+                    if within(of[Y_ROW] + o - of[Y_FIRST], of[Y_ROWS]) & within(of[Y_COLUMN] + j, Q):
+                        store(y, of[Y_AT] + (o * Q + j) * C, acc, o * ROW + j * L)
+            for k in range(SLOTS):
+                for j in range(ROW):
+                    acc[k * ROW + j] = acc[(k + MAKES) * ROW + j] if k + MAKES < SLOTS else bias[j % L]
+            of[Y_ROW] += makes[1]
+            of[Y_AT] += pitches[3]
+            of[LEFT] -= 1
+            if of[LEFT] == 0:
+                go_on(of, jumps)
+                begin(of, acc, bias, strips, makes, extent)
 
         return run
 
-    # As many places at a time as the sums of all threads have room for in place of the ring.
-    CHUNK = min(PLACES, RING_BYTES // (4 * THREADS * L))
+    step_all = unrolled([step(g) for g in range(PERIOD)])
 
-    def add_places(begin: int) -> Any:
-        COUNT = min(CHUNK, PLACES - begin)
-        SUMS, LINE = COUNT * WIDTH, COUNT * WIDTH
-
-        @jit(device=True)
-        def run(memory, acc, partials, tid, lane, line, C):
-            cuda.syncthreads()
-            for t in range(COUNT):
-                a = (begin + t) * L
-                shared_store4(memory, line * LINE + t * WIDTH + lane * L, acc[a], acc[a + 1], acc[a + 2], acc[a + 3])
-            cuda.syncthreads()
-            for i in range(tid, SUMS, THREADS):
-                total = memory[i]
-                for other in range(1, LINES):
-                    total += memory[other * LINE + i]
-                tap = i // WIDTH
-                channel = cuda.blockIdx.x * WIDTH + i - tap * WIDTH
-                if channel < C:
-                    partials[(cuda.blockIdx.y * PLACES + begin + tap) * C + channel] = total
-
-        return run
-
-    step_all, add_all = unrolled([step(g) for g in range(SLOTS)]), unrolled([add_places(begin) for begin in range(0, PLACES, CHUNK)])
-
-    @jit(launch_bounds=(THREADS, blocks_of(ALL)))
+    @jit(launch_bounds=(THREADS, blocks_of(walk)))
     def depthwise_stream_kernel(
-        x, dy, partials, C, groups, cells, strips, phases, length, steps, walk_steps, rounds, items, share, H, W, P, Q,
-        row0, row_phase, row_step, row_read, col0, col_step, col_read, images, rows, columns,
+        x, w, b, y, C, groups, cells, of_image, phases, length, steps, walk_steps, rounds, items, share, H, W, P, Q,
+        row0, row_phase, row_step, row_read, col0, col_step, col_read, out_row0, out_step, out_col0, images, rows, columns,
     ):  # fmt: skip
-        """partials[z,t,c] = Σ over part z of the strips (n,q,strip) of dy[n,p,q,c] · x[n,row,column,c] for tap t = (r,s); of dy alone for t = R·S.
+        """y[n,p,q,c] = b[c] + Σ_{r,s} w[r,s,c] · x[n, row of p and r, column of q and s, c]: the walk of `depthwise.py`.
 
-        grid (⌈(C/4)/group⌉, parts), block 256; a block owns group·4 channels and `share` strips; line l of its 256/group lines of threads
-        takes every strip of number l modulo 256/group: neighbours are the next channels, then the next columns.
-        shared `stages` steps of x and dy of every thread, then the sums of every thread; moves dy once, x through L1 as often as windows of cells
-        overlap, and partials once. source: see the module; needs compute capability 8.0. rounds: ⌈walk_steps · strips of a line / rows of dy kept⌉;
+        grid (⌈(C/4)/group⌉, parts), block 256; a block owns group·4 channels and `share` strips; line l of its 256/group lines of threads takes every
+        strip of number l modulo 256/group: neighbours are the next channels, then the next columns.
+        shared `stages` steps of x of every thread; moves x through L1 as often as windows of cells overlap, the rows above a strip again, weights
+        once a thread, and y once. source: see the module; needs compute capability 8.0. rounds: ⌈walk_steps · strips of a line / period of the sums⌉;
         images, rows, columns: from one strip of a line to its next.
         """
         memory = cuda.shared.array(0, f4)
         tid = cuda.threadIdx.x
         lane, line = tid % group, tid // group
         own = cuda.blockIdx.x * group + lane
-        acc, ring, at = cuda.local.array(ALL, f4), cuda.local.array(RING_VALUES, f4), cuda.local.array(FIELDS, i4)
-        for t in range(ALL):
-            acc[t] = 0.0
-        for k in range(RING_VALUES):
-            ring[k] = 0.0
-        begin = cuda.blockIdx.y * share
-        end = min(begin + share, items) if own < groups else 0
-        at[ITEM] = begin + line
-        rest, at[CELL] = split(begin + line, cells)
-        at[IMAGE], at[STRIP] = split(rest, strips)
-        of_strips, where = (own, end, phases, length, steps, walk_steps), (row0, row_phase, row_step, row_read, col0, col_step)
-        extent, jumps = (C, H, W, P, Q), (images, rows, columns, strips, cells)
-        pitches = (row_step * W * C, row_read * W * C, col_read * C, phases * Q * C, row_step, row_read, col_read, phases)
-        enter(at, of_strips, where, extent)
-        x0, dy0 = byte_address_global(x), byte_address_global(dy)
+        at, of = cuda.local.array(LOADING, i4), cuda.local.array(MAKING, i4)
+        weights, bias, acc = cuda.local.array(WEIGHTS, f4), cuda.local.array(L, f4), cuda.local.array(SUMS, f4)
+        start = cuda.blockIdx.y * share
+        end = min(start + share, items) if own < groups else 0
+        strips, where = (end, phases, length, steps, walk_steps), (row0, row_phase, row_step, row_read, col0, col_step, col_read)
+        makes, extent, jumps = (out_row0, out_step, out_col0), (own, C, H, W, P, Q), (images, rows, columns, of_image, cells)
+        pitches = (row_step * W * C, row_read * W * C, col_read * C, out_step * Q * C)
+        rest, cell = split(start + line, cells)
+        image, strip = split(rest, of_image)
+        at[ITEM], at[IMAGE], at[STRIP], at[CELL] = start + line, image, strip, cell
+        of[ITEM], of[IMAGE], of[STRIP], of[CELL] = start + line, image, strip, cell
+        enter(at, strips, where, extent)
+        source = byte_address_global(x)
         first = byte_address_shared(memory) + tid * BYTES
-        taken, filled = 0, (STAGES - 1) * STAGE
         for ahead in range(STAGES - 1):
-            fetch(first + ahead * STAGE, x0, dy0, at, of_strips, where, extent, pitches, jumps)
+            fetch(first + ahead * STAGE, source, at, strips, where, extent, pitches, jumps)
+        channel = min(own, groups - 1) * L
+        for t in range(TAPS):
+            load_weights(w, t * C + channel, True, weights, t * L)
+        for c in range(L):
+            bias[c] = b[channel + c] if with_bias else 0.0
+        begin(of, acc, bias, strips, makes, extent)
+        taken, filled = 0, (STAGES - 1) * STAGE
         for _ in range(rounds):
-            step_all(first + taken, first + filled, x0, dy0, at, of_strips, where, extent, pitches, jumps, ring, acc)
-            filled = taken + (SLOTS - 1) * STAGE
-            taken += SLOTS * STAGE
+            step_all(first + taken, first + filled, source, y, at, of, weights, acc, bias, strips, where, makes, extent, pitches, jumps)
+            filled = taken + (PERIOD - 1) * STAGE
+            taken += PERIOD * STAGE
             if taken == RING_BYTES:
                 taken = 0
         wait_all()
-        add_all(memory, acc, partials, tid, lane, line, C)
 
     return depthwise_stream_kernel
 
 
 def walk_of(g: Pass, length: int) -> int:
-    """Steps of a strip. Where it is as long as the image, the last steps, which read rows below the image alone, are left out.
+    """Steps of a strip. Where it is as long as the image, those of the first are left out that read rows outside the image alone."""
+    steps = length + g.walk.ahead
+    while length >= g.steps and steps > 1 and outside(g, length - steps):
+        steps -= 1
+    return steps
 
-    As many may be left out as steps at the beginning read rows above the image alone: in them what the last left in registers meets zeros.
-    """
-    walk = g.walk
-    if length < g.steps:
-        return length + walk.slots - 1
 
-    def outside(step: int) -> bool:
-        rows = [g.row0 + f * g.row_phase + step * g.row_step + u * g.row_read for f in range(g.phases) for u in range(walk.reads)]
-        return not any(0 <= row < g.source[2] for row in rows)
-
-    spare = 0
-    while spare < walk.slots - 1 and outside(spare - (walk.slots - 1)) and outside(g.steps - 1 - spare):
-        spare += 1
-    return length + walk.slots - 1 - spare
+def outside(g: Pass, step: int) -> bool:
+    """True if a step reads no row of the image, in any phase."""
+    rows = [g.row0 + f * g.row_phase + step * g.row_step + u * g.row_read for f in range(g.phases) for u in range(g.walk.reads)]
+    return not any(0 <= row < g.source[2] for row in rows)
 
 
 def candidates(call: Call, multiprocessors: int) -> list[Stream]:
-    """One wave of blocks, or half of one; by the steps that a line takes one after another."""
-    columns, groups, sums = columns_of(call, LANES), call.in_shapes[0][1] // LANES, sums_of(call) * LANES
+    """One wave of blocks; by the steps that a line takes one after another."""
+    columns, groups = columns_of(call, LANES), call.out_shapes[0][1] // LANES
     g, group = pass_of(call, columns), group_of(groups)
-    tiles, lines, stages = ceil_div(groups, group), THREADS // group, stages_of(g.walk, kind_of(call), sums)
+    lines, wave = THREADS // group, max(1, blocks_of(g.walk) * multiprocessors // ceil_div(groups, group))
     made = []
     for length in lengths_of(g.steps):
         items, walk = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length), walk_of(g, length)
-        wave = max(1, blocks_of(sums) * multiprocessors // tiles)
-        for wanted in sorted({wave, ceil_div(wave, 2)}, reverse=True):
-            strips = ceil_div(ceil_div(items, wanted), lines)
-            made.append((strips * walk + START_STEPS, Stream(length, columns, walk, stages, group, strips * lines, ceil_div(items, strips * lines))))
+        strips = ceil_div(ceil_div(items, wave), lines)
+        stream = Stream(length, columns, walk, _stages(g.walk, kind_of(call)), group, strips * lines, ceil_div(items, strips * lines))
+        made.append((strips * walk + START_STEPS, stream))
     return [stream for _, stream in sorted(made, key=lambda each: each[0])]
 
 
 def tile(call: Call, multiprocessors: int) -> Stream:
-    """The strips and parts with the fewest steps."""
+    """The strips with the fewest steps."""
     return candidates(call, multiprocessors)[0]
+
+
+def refused(call: Call, channels: int, taps: int) -> str | None:
+    """None, or that channels or taps of a call are not for kernels that stream, in words."""
+    if call.layout != "NHWC" or channels % LANES:
+        return f"{channels} channels in {call.layout} do not lie in fours"
+    return f"{taps} taps are more than {QUAD_TAPS}" if taps > QUAD_TAPS else None
 
 
 def supports(call: Call) -> str | None:
     """None, or the reason in words why a call is not for this kernel."""
-    refused = depthwise_wgrad.supports(call)
-    if refused:
-        return refused
-    channels, taps = call.in_shapes[0][1], numel(call.out_shapes[0][2:])
-    if call.layout != "NHWC" or channels % LANES:
-        return f"{channels} channels in {call.layout} do not lie in fours"
-    if taps > QUAD_TAPS:
-        return f"{taps} taps are more than {QUAD_TAPS}"
+    if said := depthwise.supports(call) or refused(call, call.out_shapes[0][1], numel(call.in_shapes[1][2:])):
+        return said
     walk, kind = pass_of(call, columns_of(call, LANES)).walk, kind_of(call)
-    stages = stages_of(walk, kind, sums_of(call) * LANES)
-    if stages < 2:
-        return "rows of windows that do not overlap have one step at a time in shared memory"
-    needed, limit = stages * slot_bytes(walk, kind)[1], gpu.shared_of_block()
-    return f"{stages} steps need {needed} bytes of shared memory, a block has {limit}" if needed > limit else None
-
-
-def scratch(call: Call) -> int:
-    """Bytes of the parts."""
-    return 4 * call.tile.parts * sums_of(call) * call.in_shapes[0][1]
+    return no_room(_stages(walk, kind), _stage(walk, kind))
 
 
 def bind(call: Call) -> list[Launch]:
-    """x, dy -> dw[, db]. Two launches: parts of the sums, and their sums in order."""
-    made, (dw, *db) = call.tile, call.outs
-    g, kind = pass_of(call, made.columns), kind_of(call)
+    """x or dy, w[, b] -> y or dx. One launch."""
+    made, (x, w, *bias), kind = call.tile, call.ins, kind_of(call)
+    g = pass_of(call, made.columns)
     (n, c, h, v), (_, _, p, q), walk = g.source, g.target, g.walk
-    partials, strips, groups = call.scratch.view(np.float32), ceil_div(g.steps, made.length) * g.phases, c // LANES
-    lines = THREADS // made.group
-    rounds = ceil_div(ceil_div(made.share, lines) * made.walk, walk.slots)
-    kernel = stream_kernel(walk, kind, made.stages, made.group, bool(db))
-    numbers = (c, groups, g.cells, strips, g.phases, made.length, g.steps, made.walk, rounds, n * strips * g.cells, made.share, h, v, p, q)
-    where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read)
-    jumps = (lines // g.cells // strips, lines // g.cells % strips, lines % g.cells)
-    grid, shared = (ceil_div(groups, made.group), made.parts), made.stages * slot_bytes(walk, kind)[1]
-    first = Launch(kernel, grid, THREADS, (*call.ins, partials, *map(np.int32, (*numbers, *where, *jumps))), shared, name=call.op)
-    return [first, launch_sum(partials, dw, db, c, sums_of(call), made.parts)]
+    of_image, lines = ceil_div(g.steps, made.length) * g.phases, THREADS // made.group
+    rounds = ceil_div(made.share // lines * made.walk, walk.ahead + 1)
+    kernel = stream_kernel(walk, kind, made.stages, made.group, bool(bias))
+    numbers = (c, c // LANES, g.cells, of_image, g.phases, made.length, g.steps, made.walk, rounds, n * of_image * g.cells, made.share, h, v, p, q)
+    where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read, g.out_row0, g.out_step, g.out_col0)
+    jumps = (lines // g.cells // of_image, lines // g.cells % of_image, lines % g.cells)
+    grid, shared = (ceil_div(c // LANES, made.group), made.parts), made.stages * _stage(walk, kind)
+    # Without bias the kernel has a `b` that it never reads.
+    args = (x, call.packed, *(bias or [w]), *call.outs, *map(np.int32, (*numbers, *where, *jumps)))
+    return [Launch(kernel, grid, THREADS, args, shared, name=call.op)]
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`: dy once, what strips and columns load of x, and the parts."""
-    g, c = pass_of(call, call.tile.columns), call.in_shapes[0][1]
-    rows, columns = inside(g, call.tile.length)
-    dy = size(call, "in", 1)
-    read = element(call) * numel(call.in_shapes[0][:2]) * rows * columns
-    return [
-        Traffic(read + dy, scratch(call), min(read, size(call, "in", 0)) + dy),
-        sum_traffic(call, call.tile.parts, sums_of(call), c),
-    ]
+    """Bytes of `bind`: what strips and columns load, most of it out of L1, and the weights of every thread."""
+    made, weights = call.tile, 4 * numel(call.in_shapes[1])
+    g = pass_of(call, made.columns)
+    (rows, columns), (n, c) = inside(g, made.length), g.source[:2]
+    read = element(call) * n * c * rows * columns + weights * made.parts * (THREADS // made.group)
+    return [Traffic(read, outputs(call), min(read, size(call, "in", 0) + weights))]
 
 
-OPS = {"gconv_wgrad": Impl(bind, scratch, supports, tile, needs=(8, 0), candidates=candidates, traffic=traffic)}
-"""Weight gradients of depthwise convolutions on GPUs with cp.async, before those of `depthwise_wgrad.py`."""
+_WALK = Impl(bind, supports=supports, tile=tile, pack=pack, needs=(8, 0), candidates=candidates, traffic=traffic)
+OPS = {"gconv_fprop": _WALK, "gconv_dgrad": _WALK}
+"""Depthwise convolutions and their input gradients on GPUs with cp.async, before those of `depthwise.py`."""

@@ -19,6 +19,7 @@ from nbcnn.ops.conv.depthwise import (
     WALK,
     columns_of,
     fetch_rows,
+    group_of,
     held,
     kind_of,
     lanes_of,
@@ -197,11 +198,6 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
                 partials[(cuda.blockIdx.y * PLACES + tap) * C + channel] = sums[at]
 
     return depthwise_wgrad_kernel
-
-
-def group_of(groups: int) -> int:
-    """Threads side by side along the channels: a power of two from 8 to 32 with the fewest idle lanes, the largest of equal ones."""
-    return min((32, 16, 8, 4, 2, 1), key=lambda group: (ceil_div(groups, group) * group * (1 if group >= 8 else 1.5), -group))
 
 
 def _lanes(call: Call) -> int:
