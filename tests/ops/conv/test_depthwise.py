@@ -15,6 +15,7 @@ from nbcnn.gpu.device import Host
 from nbcnn.modes import MODES
 from nbcnn.ops.conv import depthwise_stream_wgrad, grouped
 from nbcnn.ops.conv.depthwise import Strip, lengths_of
+from nbcnn.ops.conv.depthwise_stream import Stream
 from nbcnn.ops.conv.depthwise_walk import backward, forward, pass_of
 from nbcnn.ops.conv.depthwise_wgrad import OPS, Parts
 from nbcnn.ops.kernel.call import Call, host
@@ -107,6 +108,15 @@ def test_a_stream_fills_the_gpu(op):
         tile = STREAMED[op].tile(call, 132)
         # A gradient of a stride has a column more than there are pairs, which does not divide as well.
         assert (180 if op == "gconv_dgrad" and stride == 2 else 240) <= tile.parts * ceil_div(c // 4, tile.group) <= 264
+
+
+def test_many_parts_are_added_in_one_trip(device):
+    """66 parts, more than eight lines of threads have in flight; each of a line's first strip alone."""
+    ins, outs, attrs = problem("gconv_wgrad", n=264, size=(2, 4))
+    tile = Stream(2, 2, 3, 3, 32, 8, 66)
+    (got,) = run_op(STREAMED["gconv_wgrad"], "gconv_wgrad", ins, outs, attrs=attrs, device=device, layout="NHWC", tile=tile)
+    assert [grouped.sum_lines(parts) for parts in (1, 64, 65, 264)] == [8, 8, 32, 32]
+    assert relative_error(got, wanted("gconv_wgrad", ins, outs, attrs)[0]) <= parity_bound(264 * 8, "fp32")
 
 
 def test_steps_that_read_no_row_are_left_out():
