@@ -7,8 +7,8 @@ they reach, stores the rows that are complete, and moves the other sums up. Neig
 The rows of the steps to come are loaded before those at hand are multiplied: what is in flight is what bounds the speed (docs/log/cuda-cores.md).
 
 The input gradient is a walk, too. `depthwise_walk.py` has the numbers of both, `depthwise_wgrad.py` the weight gradient. Filters packed for both
-are `[tap][channel]`, so that channels are read four at a time. Where the GPU has cp.async and channels lie in fours, `depthwise_stream.py` comes first:
-these kernels are for NCHW, other channels, large filters, and GPUs before compute capability 8.0.
+are `[tap][channel]`, so that channels are read four at a time. Where the GPU has cp.async and channels lie in fours, `depthwise_stream.py` comes
+first: these kernels are for NCHW, other channels, large filters, and GPUs before compute capability 8.0.
 
 Source of the walk: rolling sums, as in the separable filters of V. Podlozhnyuk, "Image convolution with CUDA", NVIDIA, 2007; here over all taps.
 """

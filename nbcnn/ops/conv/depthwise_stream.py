@@ -36,9 +36,10 @@ u8 = types.uint64
 THREADS = 256
 LANES = 4
 """Channels of a thread."""
-RING = 75 * 1024
-"""Bytes of shared memory for the steps of a block of which two share a multiprocessor; twice as many for one that is alone."""
-MOST_STAGES = 8
+IN_FLIGHT, RING, ROOM = 40 * 1024, 75 * 1024, 100 * 1024
+"""Bytes that a block should have in flight if two share a multiprocessor, those of its slots at most if they are a whole number of periods, and those
+at most if they are not. A block that is alone has twice as many."""
+MOST_STAGES = 10
 START_STEPS = 6
 """Steps that a block's first loads and its sums cost."""
 
@@ -67,8 +68,16 @@ def load_bytes(kind: str) -> tuple[int, int]:
 
 
 def stages_of(stage: int, period: int, blocks: int) -> int:
-    """Steps in shared memory, of `stage` bytes a block: a multiple of the `period` after which the registers of its rows are the same again."""
-    return period * max(1, min(RING * (3 - blocks) // stage, MOST_STAGES) // period)
+    """Steps in shared memory, of `stage` bytes a block each; 1 if there is no room for more. After `period` steps rows lie in the same registers."""
+    times = 3 - blocks
+    wanted = min(ceil_div(times * IN_FLIGHT, stage) + 1, MOST_STAGES)
+    whole = ceil_div(wanted, period) * period
+    return whole if whole <= MOST_STAGES and whole * stage <= times * RING else max(1, min(wanted, times * ROOM // stage))
+
+
+def unroll_of(stages: int, period: int) -> int:
+    """Steps of an iteration of the loop: a period, in which nothing is moved between registers, or one where slots do not come out even."""
+    return period if stages % period == 0 else 1
 
 
 @cache
@@ -144,7 +153,7 @@ def _stages(walk: Walk, kind: str) -> int:
 @cache
 def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: bool) -> Any:
     """The kernel of a walk; source and target are stored as `kind`, `group` threads lie along the channels."""
-    R, S, READS, MAKES, SLOTS, PERIOD = walk.R, walk.S, walk.reads, walk.makes, walk.slots, walk.ahead + 1
+    R, S, READS, MAKES, SLOTS, STEPS = walk.R, walk.S, walk.reads, walk.makes, walk.slots, unroll_of(stages, walk.ahead + 1)
     TURN, SIGN, OVER, ACROSS, WIDE, SPREAD, EVEN = walk.turn, walk.sign, walk.over, walk.across, walk.wide, walk.spread, walk.even
     COLUMNS, JUMP, L, TAPS, LINES, STAGES = walk.columns, walk.jump, LANES, walk.R * walk.S, THREADS // group, stages
     SUMS, ROW, WEIGHTS, LOADS = walk.slots * walk.wide * LANES, walk.wide * LANES, TAPS * LANES, READS * ACROSS
@@ -246,7 +255,7 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
 
         return run
 
-    step_all = unrolled([step(g) for g in range(PERIOD)])
+    step_all = unrolled([step(g) for g in range(STEPS)])
 
     @jit(launch_bounds=(THREADS, blocks_of(walk)))
     def depthwise_stream_kernel(
@@ -258,8 +267,8 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
         grid (⌈(C/4)/group⌉, parts), block 256; a block owns group·4 channels and `share` strips; line l of its 256/group lines of threads takes every
         strip of number l modulo 256/group: neighbours are the next channels, then the next columns.
         shared `stages` steps of x of every thread; moves x through L1 as often as windows of cells overlap, the rows above a strip again, weights
-        once a thread, and y once. source: see the module; needs compute capability 8.0. rounds: ⌈walk_steps · strips of a line / period of the sums⌉;
-        images, rows, columns: from one strip of a line to its next.
+        once a thread, and y once. source: see the module; needs compute capability 8.0.
+        rounds: ⌈walk_steps · strips of a line / steps of an iteration⌉; images, rows, columns: from one strip of a line to its next.
         """
         memory = cuda.shared.array(0, f4)
         tid = cuda.threadIdx.x
@@ -290,8 +299,8 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
         taken, filled = 0, (STAGES - 1) * STAGE
         for _ in range(rounds):
             step_all(first + taken, first + filled, source, y, at, of, weights, acc, bias, strips, where, makes, extent, pitches, jumps)
-            filled = taken + (PERIOD - 1) * STAGE
-            taken += PERIOD * STAGE
+            filled = taken + (STEPS - 1) * STAGE
+            taken += STEPS * STAGE
             if taken == RING_BYTES:
                 taken = 0
         wait_all()
@@ -353,7 +362,7 @@ def bind(call: Call) -> list[Launch]:
     g = pass_of(call, made.columns)
     (n, c, h, v), (_, _, p, q), walk = g.source, g.target, g.walk
     of_image, lines = ceil_div(g.steps, made.length) * g.phases, THREADS // made.group
-    rounds = ceil_div(made.share // lines * made.walk, walk.ahead + 1)
+    rounds = ceil_div(made.share // lines * made.walk, unroll_of(made.stages, walk.ahead + 1))
     kernel = stream_kernel(walk, kind, made.stages, made.group, bool(bias))
     numbers = (c, c // LANES, g.cells, of_image, g.phases, made.length, g.steps, made.walk, rounds, n * of_image * g.cells, made.share, h, v, p, q)
     where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read, g.out_row0, g.out_step, g.out_col0)

@@ -20,7 +20,20 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
 from nbcnn.ops.conv import depthwise_stream, depthwise_wgrad
 from nbcnn.ops.conv.depthwise import columns_of, group_of, kind_of, lengths_of
-from nbcnn.ops.conv.depthwise_stream import LANES, START_STEPS, Stream, copy_rows, load_bytes, no_room, outside, refused, stages_of, take_of, u8
+from nbcnn.ops.conv.depthwise_stream import (
+    LANES,
+    START_STEPS,
+    Stream,
+    copy_rows,
+    load_bytes,
+    no_room,
+    outside,
+    refused,
+    stages_of,
+    take_of,
+    u8,
+    unroll_of,
+)
 from nbcnn.ops.conv.depthwise_walk import Pass, Walk, inside, pass_of
 from nbcnn.ops.conv.depthwise_wgrad import THREADS, blocks_of, sums_of
 from nbcnn.ops.conv.grouped import launch_sum, sum_traffic
@@ -52,7 +65,7 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
     """The kernel of a part of the gradient; x and dy are stored as `kind`, `group` threads lie along the channels."""
     R, S, READS, SLOTS, OVER, ACROSS, L = walk.R, walk.S, walk.reads, walk.slots, walk.over, walk.across, LANES
     COLUMNS, JUMP, STAGES, TAPS, LINES, WIDTH = walk.columns, walk.jump, stages, R * S, THREADS // group, group * LANES
-    PLACES, LOADS, ROW = TAPS + with_bias, READS * ACROSS, COLUMNS * LANES
+    PLACES, LOADS, ROW, STEPS = TAPS + with_bias, READS * ACROSS, COLUMNS * LANES, unroll_of(stages, walk.slots)
     (BYTES, LOAD), STAGE = load_bytes(kind), _stage(walk, kind)
     RING_BYTES, SIZE, ALL, VALUES, RING_VALUES = stages * STAGE, BYTES // LANES, PLACES * L, LOADS * L, SLOTS * ROW
     copy_x, copy, take, wait, wait_all = copy_rows(walk, kind), cp_async_through(BYTES), take_of(kind), cp_async_wait(stages - 2), cp_async_wait(0)
@@ -153,7 +166,7 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
 
         return run
 
-    step_all, add_all = unrolled([step(g) for g in range(SLOTS)]), unrolled([add_places(begin) for begin in range(0, PLACES, CHUNK)])
+    step_all, add_all = unrolled([step(g) for g in range(STEPS)]), unrolled([add_places(begin) for begin in range(0, PLACES, CHUNK)])
 
     @jit(launch_bounds=(THREADS, blocks_of(ALL)))
     def depthwise_stream_wgrad_kernel(
@@ -165,8 +178,8 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
         grid (⌈(C/4)/group⌉, parts), block 256; a block owns group·4 channels and `share` strips; line l of its 256/group lines of threads
         takes every strip of number l modulo 256/group: neighbours are the next channels, then the next columns.
         shared `stages` steps of x and dy of every thread, then the sums of every thread; moves dy once, x through L1 as often as windows of cells
-        overlap, and partials once. source: see the module; needs compute capability 8.0. rounds: ⌈walk_steps · strips of a line / rows of dy kept⌉;
-        images, rows, columns: from one strip of a line to its next.
+        overlap, and partials once. source: see the module; needs compute capability 8.0.
+        rounds: ⌈walk_steps · strips of a line / steps of an iteration⌉; images, rows, columns: from one strip of a line to its next.
         """
         memory = cuda.shared.array(0, f4)
         tid = cuda.threadIdx.x
@@ -193,8 +206,8 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
             fetch(first + ahead * STAGE, x0, dy0, at, of_strips, where, extent, pitches, jumps)
         for _ in range(rounds):
             step_all(first + taken, first + filled, x0, dy0, at, of_strips, where, extent, pitches, jumps, ring, acc)
-            filled = taken + (SLOTS - 1) * STAGE
-            taken += SLOTS * STAGE
+            filled = taken + (STEPS - 1) * STAGE
+            taken += STEPS * STAGE
             if taken == RING_BYTES:
                 taken = 0
         wait_all()
@@ -258,7 +271,7 @@ def bind(call: Call) -> list[Launch]:
     (n, c, h, v), (_, _, p, q), walk = g.source, g.target, g.walk
     partials, strips, groups = call.scratch.view(np.float32), ceil_div(g.steps, made.length) * g.phases, c // LANES
     lines = THREADS // made.group
-    rounds = ceil_div(ceil_div(made.share, lines) * made.walk, walk.slots)
+    rounds = ceil_div(ceil_div(made.share, lines) * made.walk, unroll_of(made.stages, walk.slots))
     kernel = stream_kernel(walk, kind, made.stages, made.group, bool(db))
     numbers = (c, groups, g.cells, strips, g.phases, made.length, g.steps, made.walk, rounds, n * strips * g.cells, made.share, h, v, p, q)
     where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read)

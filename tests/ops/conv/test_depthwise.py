@@ -15,7 +15,7 @@ from nbcnn.gpu.device import Host
 from nbcnn.modes import MODES
 from nbcnn.ops.conv import depthwise_stream_wgrad, grouped
 from nbcnn.ops.conv.depthwise import Strip, lengths_of
-from nbcnn.ops.conv.depthwise_stream import Stream
+from nbcnn.ops.conv.depthwise_stream import Stream, stages_of, unroll_of
 from nbcnn.ops.conv.depthwise_walk import backward, forward, pass_of
 from nbcnn.ops.conv.depthwise_wgrad import OPS, Parts
 from nbcnn.ops.kernel.call import Call, host
@@ -119,6 +119,16 @@ def test_many_parts_are_added_in_one_trip(device):
     assert relative_error(got, wanted("gconv_wgrad", ins, outs, attrs)[0]) <= parity_bound(264 * 8, "fp32")
 
 
+def test_a_stream_has_room():
+    """Steps of a block in shared memory: a whole number of periods where those fit, more where it is alone, fewer where they are large."""
+    found = [
+        stages_of(*of)
+        for of in ((8192, 3, 2), (12288, 3, 2), (14336, 2, 2), (24576, 2, 2), (28672, 2, 2), (12288, 5, 1), (2048, 2, 2), (69632, 1, 2))
+    ]
+    assert found == [6, 6, 4, 3, 3, 10, 10, 1]
+    assert [unroll_of(*of) for of in ((6, 3), (3, 2), (4, 2))] == [3, 1, 2]
+
+
 def test_steps_that_read_no_row_are_left_out():
     """Three rows of four, with a border of one: 4 + 2 steps, of which one reads above the image, and one below it."""
     for op, length, steps in (("gconv_fprop", 4, 5), ("gconv_fprop", 2, 4), ("gconv_wgrad", 4, 5), ("gconv_wgrad", 2, 4)):
@@ -132,7 +142,7 @@ def test_what_does_not_stream_is_refused():
         ({"c": 6}, "NHWC", "6 channels in NHWC do not lie in fours"),
         ({}, "NCHW", "4 channels in NCHW do not lie in fours"),
         ({"window": (6, 5)}, "NHWC", "30 taps are more than 25"),
-        ({"stride": (3, 3)}, "NHWC", "steps of 40960 bytes do not stream: shared memory holds one"),
+        ({"window": (4, 4), "stride": (4, 4)}, "NHWC", "steps of 69632 bytes do not stream: shared memory holds one"),
     ):
         ins, outs, attrs = problem("gconv_wgrad", **shape)
         with pytest.raises(Unsupported, match=words):
