@@ -22,7 +22,7 @@ from typing import Any
 
 from nbcnn.ops.activations import add, glu, log_softmax, mul, prelu, softmax
 from nbcnn.ops.activations import table as activations
-from nbcnn.ops.conv import bias, depthwise_wgrad, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
+from nbcnn.ops.conv import bias, depthwise_stream_wgrad, depthwise_wgrad, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed, expanded
 from nbcnn.ops.conv.frame.few_pixels import for_few_pixels
 from nbcnn.ops.conv.simt import few_rows, im2col, im2col_fused, pointwise
@@ -103,11 +103,13 @@ MOST_ZEROS: Mapping[str, int] = {"bf16": 64, "tf32": 64, "fp32": 16}
 """How many times the products of a grouped or dilated convolution an engine may make for the zeros of its filters (frame/expanded.py)."""
 _DEPTHWISE = depthwise_wgrad.OPS
 """Depthwise convolutions, before those that take any groups; mode `naive` does without."""
+_STREAMED = (("common", depthwise_stream_wgrad.OPS), ("common", _DEPTHWISE))
 
 _IM2COL = (
     ("im2col", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
     ("im2col", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
+    ("im2col", depthwise_stream_wgrad.OPS),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
     ("im2col", few_rows.OPS),
     ("im2col", pointwise.OPS),
@@ -155,7 +157,7 @@ def _tensorcore(precision: str) -> Row:
     engines = (("mma", first), ("wgmma", hopper), ("mma", general))
     two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in (*thin_parts, *engines) if "conv_fprop" in ops]
     groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
-    behind = (("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", batch_cluster.OPS), ("common", common))
+    behind = (("wgmma", norms), *two_ops, *_STREAMED, *groups, ("common", batch_cluster.OPS), ("common", common))
     parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 

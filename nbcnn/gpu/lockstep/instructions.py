@@ -340,6 +340,8 @@ _TABLE: dict[str, Any] = {
     "stmatrix_x4_trans": _stmatrix_x4_trans,
     "cp_async_cg_16": _copy_async(16),
     "cp_async_ca_4": _copy_async(4),
+    "cp_async_ca_8": _copy_async(8),
+    "cp_async_ca_16": _copy_async(16),
     "cp_async_commit_group": _nothing,
     "cluster_rank": _cluster_rank,
     "cluster_arrive": _nothing,

@@ -7,7 +7,8 @@ they reach, stores the rows that are complete, and moves the other sums up. Neig
 The rows of the steps to come are loaded before those at hand are multiplied: what is in flight is what bounds the speed (docs/log/cuda-cores.md).
 
 The input gradient is a walk, too. `depthwise_walk.py` has the numbers of both, `depthwise_wgrad.py` the weight gradient. Filters packed for both
-are `[tap][channel]`, so that channels are read four at a time.
+are `[tap][channel]`, so that channels are read four at a time. Where the GPU has cp.async and channels lie in fours, `depthwise_stream.py` comes
+first: these kernels are for NCHW, other channels, large filters, and GPUs before compute capability 8.0.
 
 Source of the walk: rolling sums, as in the separable filters of V. Podlozhnyuk, "Image convolution with CUDA", NVIDIA, 2007; here over all taps.
 """
@@ -278,6 +279,11 @@ def together_of(steps: int, loads: int, words: int, registers: int = IN_FLIGHT) 
     most = max(1, min(4, registers // (2 * loads * words)))
     # A step that fills up costs its products; a round that is short leaves less in flight.
     return min(range(1, most + 1), key=lambda g: ceil_div(steps, 2 * g) * 2 * g * (1 + 0.15 / g))
+
+
+def group_of(groups: int) -> int:
+    """Threads side by side along the channels: a power of two from 8 to 32 with the fewest idle lanes, the largest of equal ones."""
+    return min((32, 16, 8, 4, 2, 1), key=lambda group: (ceil_div(groups, group) * group * (1 if group >= 8 else 1.5), -group))
 
 
 def lengths_of(steps: int) -> list[int]:

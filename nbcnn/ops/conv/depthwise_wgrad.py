@@ -19,6 +19,7 @@ from nbcnn.ops.conv.depthwise import (
     WALK,
     columns_of,
     fetch_rows,
+    group_of,
     held,
     kind_of,
     lanes_of,
@@ -199,11 +200,6 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
     return depthwise_wgrad_kernel
 
 
-def group_of(groups: int) -> int:
-    """Threads side by side along the channels: a power of two from 8 to 32 with the fewest idle lanes, the largest of equal ones."""
-    return min((32, 16, 8, 4, 2, 1), key=lambda group: (ceil_div(groups, group) * group * (1 if group >= 8 else 1.5), -group))
-
-
 def _lanes(call: Call) -> int:
     """Channels of a thread."""
     return lanes_of(call, numel(call.out_shapes[0][2:]), call.in_shapes[0][1])
@@ -218,7 +214,7 @@ def candidates(call: Call, multiprocessors: int) -> list[Parts]:
     made = []
     for length in lengths_of(g.steps):
         items = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length)
-        parts = max(1, min(blocks_of(_places(call) * lanes) * multiprocessors // tiles, items * length // (lines * LEAST_STEPS)))
+        parts = max(1, min(blocks_of(sums_of(call) * lanes) * multiprocessors // tiles, items * length // (lines * LEAST_STEPS)))
         steps = length + g.walk.ahead
         together = together_of(steps, g.walk.reads * g.walk.across + columns, words)
         rounds = ceil_div(ceil_div(items, parts), lines)
@@ -231,14 +227,14 @@ def tile(call: Call, multiprocessors: int) -> Parts:
     return candidates(call, multiprocessors)[0]
 
 
-def _places(call: Call) -> int:
+def sums_of(call: Call) -> int:
     """Sums of a channel: its taps, and its bias where that is wanted."""
     return numel(call.out_shapes[0][1:]) + len(call.out_shapes) - 1
 
 
 def scratch(call: Call) -> int:
     """Bytes of the parts."""
-    return 4 * call.tile.parts * _places(call) * call.in_shapes[0][1]
+    return 4 * call.tile.parts * sums_of(call) * call.in_shapes[0][1]
 
 
 def bind(call: Call) -> list[Launch]:
@@ -253,7 +249,7 @@ def bind(call: Call) -> list[Launch]:
     where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read)
     grid = (ceil_div(groups, made.group), made.parts)
     first = Launch(kernel, grid, THREADS, (*call.ins, partials, *map(np.int32, (*numbers, *where))), name=call.op)
-    return [first, launch_sum(partials, dw, db, c, _places(call), made.parts)]
+    return [first, launch_sum(partials, dw, db, c, sums_of(call), made.parts)]
 
 
 def traffic(call: Call) -> list[Traffic]:
@@ -264,7 +260,7 @@ def traffic(call: Call) -> list[Traffic]:
     read = element(call) * numel(call.in_shapes[0][:2]) * rows * columns
     return [
         Traffic(read + dy, scratch(call), min(read, size(call, "in", 0)) + dy),
-        sum_traffic(call, call.tile.parts, _places(call), c),
+        sum_traffic(call, call.tile.parts, sums_of(call), c),
     ]
 
 

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.conv.frame.split import sum_of_planes
+from nbcnn.ops.conv.frame.split import IN_FLIGHT, sum_of_planes
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.elementwise import supports
@@ -44,8 +44,8 @@ from nbcnn.plan.shapes import numel
 
 Pair = tuple[int, int]
 THREADS = 256
-FILTERS, LINES = 32, 8
-"""A block of the weight gradient: filters side by side, and lines of pixels that are summed beside each other."""
+FILTERS, LINES, MOST_LINES = 32, 8, 32
+"""A block of the weight gradient: filters side by side, and lines of pixels that are summed beside each other; lines at most for many parts."""
 PIXELS, PARTS = 2048, 64
 """Pixels of a part of the weight gradient's sum, and the most parts."""
 
@@ -217,28 +217,33 @@ def wgrad_kernel(kind: str, nhwc: bool) -> Any:
     return gconv_wgrad_kernel
 
 
+def sum_lines(parts: int) -> int:
+    """Lines of threads that add so many parts: more than eight for a line would be a second trip to memory, while most of the GPU is idle."""
+    return LINES if parts <= LINES * IN_FLIGHT else MOST_LINES
+
+
 @cache
-def sum_kernel(with_bias: bool) -> Any:
-    """The kernel that adds the parts of the weight gradient."""
+def sum_kernel(with_bias: bool, lines: int) -> Any:
+    """The kernel that adds the parts of the weight gradient, in `lines` lines of threads."""
     add_planes = sum_of_planes(1)
 
     @jit()
     def gconv_sum_kernel(partials, dw, db, count, K, weights, parts):
         """dw[k,t] = Σ_z partials[z,t,k], t < weights = CG·R·S; db[k] likewise at t = weights.
 
-        grid ⌈K·taps/32⌉, block 32 × 8; a block owns 32 results: line l adds the parts l, l + 8, …, eight in flight, then line 0 adds the lines.
-        shared 1 KiB: the lines' sums. moves every partial and every result once.
+        grid ⌈K·taps/32⌉, block 32 × lines; a block owns 32 results: line l adds the parts l, l + lines, …, eight in flight, then line 0 adds
+        the lines. shared 128·lines bytes: the lines' sums. moves every partial and every result once.
         """
-        sums = cuda.shared.array((LINES, FILTERS), f4)
+        sums = cuda.shared.array((lines, FILTERS), f4)
         total = cuda.local.array(1, f4)
         lane, line = cuda.threadIdx.x, cuda.threadIdx.y
         i = cuda.blockIdx.x * FILTERS + lane
-        add_planes(total, partials, i, count, line, LINES, parts if i < count else 0)
+        add_planes(total, partials, i, count, line, lines, parts if i < count else 0)
         sums[line, lane] = total[0]
         cuda.syncthreads()
         if line == 0 and i < count:
             made = sums[0, lane]
-            for other in range(1, LINES):
+            for other in range(1, lines):
                 made += sums[other, lane]
             tap, k = split(i, K)
             if with_bias and tap == weights:
@@ -252,7 +257,7 @@ def sum_kernel(with_bias: bool) -> Any:
 def launch_sum(partials: Any, dw: Any, db: Sequence[Any], K: int, taps: int, parts: int) -> Launch:
     """The launch that makes dw, and db if it is one of the `taps` sums of a filter, of `parts` parts [part][tap][filter]."""
     args = (partials, dw, *(db or [dw]), *_int32s(K * taps, K, taps - len(db), parts))
-    return Launch(sum_kernel(bool(db)), blocks(K * taps, FILTERS), (FILTERS, LINES), args)
+    return Launch(sum_kernel(bool(db), sum_lines(parts)), blocks(K * taps, FILTERS), (FILTERS, sum_lines(parts)), args)
 
 
 def sum_traffic(call: Call, parts: int, taps: int, K: int) -> Traffic:

@@ -19,8 +19,16 @@ cp_async_16 = instruction("cp_async_cg_16", "cp.async.cg.shared.global.L2::128B 
 """(to, from, bytes): 16 bytes, past the first-level cache; the second level fetches 128."""
 cp_async_4 = instruction("cp_async_ca_4", "cp.async.ca.shared.global [$0], [$1], 4, $2;", None, (u4, _u8, u4))
 """(to, from, bytes): 4 bytes, through the first-level cache."""
+_THROUGH = {
+    width: instruction(f"cp_async_ca_{width}", f"cp.async.ca.shared.global [$0], [$1], {width}, $2;", None, (u4, _u8, u4)) for width in (8, 16)
+}
 cp_async_commit = instruction("cp_async_commit_group", "cp.async.commit_group;", None, ())
 """Close the group of copies issued since the last commit."""
+
+
+def cp_async_through(width: int) -> Any:
+    """Intrinsic (to, from, bytes): 8 or 16 bytes, through the first-level cache, from which threads with common neighbours get them."""
+    return _THROUGH[width]
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from compiled import assert_lean, full
@@ -11,12 +13,15 @@ from nbcnn.check.one_op import Bound, Unsupported, run_op
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import MODES
-from nbcnn.ops.conv import grouped
+from nbcnn.ops.conv import depthwise_stream_wgrad, grouped
 from nbcnn.ops.conv.depthwise import Strip, lengths_of
-from nbcnn.ops.conv.depthwise_walk import backward, forward
+from nbcnn.ops.conv.depthwise_stream import Stream, stages_of, unroll_of
+from nbcnn.ops.conv.depthwise_walk import backward, forward, pass_of
 from nbcnn.ops.conv.depthwise_wgrad import OPS, Parts
-from nbcnn.ops.kernel.call import host
+from nbcnn.ops.kernel.call import Call, host
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.plan.bounds import parity_bound
+from nbcnn.plan.storage import decode, encode
 
 
 def problem(op, n=2, c=4, size=(9, 5), window=(3, 3), stride=(1, 1), dilation=(1, 1), pad=(1, 1)):
@@ -48,6 +53,100 @@ def test_strips_and_parts_are_put_together(device, layout, op, tile, shape):
     (got,) = run_op(OPS[op], op, ins, outs, attrs=attrs, device=device, layout=layout, tile=tile)
     # A weight gradient is a sum of 90 products at most, a pixel one of nine.
     assert relative_error(got, wanted(op, ins, outs, attrs)[0]) <= parity_bound(90, "fp32")
+
+
+STREAMED = depthwise_stream_wgrad.OPS
+IMAGES = {
+    # Strips of three rows and one of one; some lines of the last block have no strip.
+    "strips": {"n": 3, "size": (10, 5)},
+    # Steps that read no row are left out, rows of one image are on their way while another's are multiplied.
+    "whole images": {"n": 9, "c": 36, "size": (4, 5)},
+    "two pixels": {"n": 20, "size": (2, 2)},
+    "one image, stride": {"n": 1, "c": 12, "size": (9, 7), "stride": (2, 2)},
+    "even, stride": {"n": 7, "c": 8, "size": (8, 8), "stride": (2, 2)},
+    "phases": {"size": (9, 6), "window": (3, 2), "stride": (2, 1), "dilation": (3, 2), "pad": (2, 1)},
+    # More sums than shared memory holds of all threads at once.
+    "many taps": {"size": (6, 5), "window": (5, 5), "pad": (2, 2)},
+    "no border": {"size": (5, 9), "pad": (0, 0)},
+}
+
+
+@pytest.mark.parametrize("store", ["bfloat16", *full("float32")])
+@pytest.mark.parametrize("shape", IMAGES)
+@pytest.mark.parametrize("op", STREAMED)
+def test_strips_of_a_stream_are_put_together(device, op, shape, store):
+    """Eight lines of threads, of which each takes two strips: short ones, or whole images."""
+    ins, outs, attrs = problem(op, **IMAGES[shape])
+    ins = tuple(decode(encode(each, "bfloat16"), "bfloat16") for each in ins)
+    channels = attrs["groups"]
+    if op == "gconv_wgrad":
+        outs = [*outs, ((channels,), "float32")]
+    elif op == "gconv_fprop":
+        ins = (*ins, np.linspace(-1, 1, channels, dtype=np.float32))
+    right = wanted(op, ins, outs, attrs)
+    bound = Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=device, layout="NHWC", store=store)
+    tried = {tile.length: tile for tile in STREAMED[op].candidates(bound.call, device.multiprocessors)}
+    for length in {max(tried), min(3, *tried) if len(tried) > 1 else max(tried)}:
+        g = pass_of(bound.call, tried[length].columns)
+        items = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length)
+        tile = replace(tried[length], group=32, share=16, parts=ceil_div(items, 16))
+        got = run_op(STREAMED[op], op, ins, outs, attrs=attrs, device=device, layout="NHWC", store=store, tile=tile)
+        for made, each in zip(got, right, strict=True):
+            # Sums are float32; images are rounded to how they are stored.
+            assert relative_error(made, each) <= (2**-8 if store == "bfloat16" and op != "gconv_wgrad" else parity_bound(500, "fp32")), tile
+
+
+@pytest.mark.parametrize("op", STREAMED)
+def test_a_stream_fills_the_gpu(op):
+    """Two blocks for most of 132 multiprocessors, in one wave, whatever image of MobileNet: small ones too."""
+    for c, size, stride in ((32, 32, 1), (64, 32, 2), (128, 16, 1), (256, 8, 2), (512, 4, 1), (512, 4, 2), (1024, 2, 1)):
+        x, dy, w = (512, c, size, size), (512, c, *[ceil_div(size, stride)] * 2), (c, 1, 3, 3)
+        ins, out = {"gconv_fprop": ((x, w), dy), "gconv_dgrad": ((dy, w), x), "gconv_wgrad": ((x, dy), w)}[op]
+        attrs = {"groups": c, "stride": (stride, stride), "dilation": (1, 1), "pad": (1, 1)}
+        call = Call(op, (), (), ins, (out,), attrs, "NHWC", in_dtypes=("bfloat16",) * 2, out_dtypes=("bfloat16",))
+        assert STREAMED[op].supports(call) is None
+        tile = STREAMED[op].tile(call, 132)
+        # A gradient of a stride has a column more than there are pairs, which does not divide as well.
+        assert (180 if op == "gconv_dgrad" and stride == 2 else 240) <= tile.parts * ceil_div(c // 4, tile.group) <= 264
+
+
+def test_many_parts_are_added_in_one_trip(device):
+    """66 parts, more than eight lines of threads have in flight; each of a line's first strip alone."""
+    ins, outs, attrs = problem("gconv_wgrad", n=264, size=(2, 4))
+    tile = Stream(2, 2, 3, 3, 32, 8, 66)
+    (got,) = run_op(STREAMED["gconv_wgrad"], "gconv_wgrad", ins, outs, attrs=attrs, device=device, layout="NHWC", tile=tile)
+    assert [grouped.sum_lines(parts) for parts in (1, 64, 65, 264)] == [8, 8, 32, 32]
+    assert relative_error(got, wanted("gconv_wgrad", ins, outs, attrs)[0]) <= parity_bound(264 * 8, "fp32")
+
+
+def test_a_stream_has_room():
+    """Steps of a block in shared memory: a whole number of periods where those fit, more where it is alone, fewer where they are large."""
+    found = [
+        stages_of(*of)
+        for of in ((8192, 3, 2), (12288, 3, 2), (14336, 2, 2), (24576, 2, 2), (28672, 2, 2), (12288, 5, 1), (2048, 2, 2), (69632, 1, 2))
+    ]
+    assert found == [6, 6, 4, 3, 3, 10, 10, 1]
+    assert [unroll_of(*of) for of in ((6, 3), (3, 2), (4, 2))] == [3, 1, 2]
+
+
+def test_steps_that_read_no_row_are_left_out():
+    """Three rows of four, with a border of one: 4 + 2 steps, of which one reads above the image, and one below it."""
+    for op, length, steps in (("gconv_fprop", 4, 5), ("gconv_fprop", 2, 4), ("gconv_wgrad", 4, 5), ("gconv_wgrad", 2, 4)):
+        ins, outs, attrs = problem(op, size=(4, 4))
+        tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, 1)
+        assert {tile.walk for tile in tiles if tile.length == length} == {steps}
+
+
+def test_what_does_not_stream_is_refused():
+    for shape, layout, words in (
+        ({"c": 6}, "NHWC", "6 channels in NHWC do not lie in fours"),
+        ({}, "NCHW", "4 channels in NCHW do not lie in fours"),
+        ({"window": (6, 5)}, "NHWC", "30 taps are more than 25"),
+        ({"window": (4, 4), "stride": (4, 4)}, "NHWC", "steps of 69632 bytes do not stream: shared memory holds one"),
+    ):
+        ins, outs, attrs = problem("gconv_wgrad", **shape)
+        with pytest.raises(Unsupported, match=words):
+            Bound(STREAMED["gconv_wgrad"], "gconv_wgrad", ins, outs, attrs=attrs, device=Host(), layout=layout)
 
 
 def test_a_walk_meets_every_tap_once():
@@ -84,15 +183,19 @@ def test_what_is_not_depthwise_is_refused():
 
 def test_every_gpu_mode_but_naive_has_them_first():
     for key, row in MODES.items():
-        firsts = {op: next(row.chain(op))[1] for op in OPS}
-        assert (firsts == OPS) == (row.device == "gpu" and key[0] != "naive"), key
+        # Rows of NHWC images stream where the GPU can, and what does not stream walks.
+        chains = {op: [impl for _, impl in row.chain(op)] for op in OPS}
+        first = [STREAMED, OPS] if row.layout == "NHWC" else [OPS]
+        found = all(chains[op][: len(first)] == [ops[op] for ops in first] for op in OPS)
+        assert found == (row.device == "gpu" and key[0] != "naive"), key
 
 
+@pytest.mark.parametrize("ops", [OPS, STREAMED], ids=["walk", "stream"])
 @pytest.mark.parametrize("op", OPS)
-def test_every_byte_of_the_images_is_counted(op):
+def test_every_byte_of_the_images_is_counted(op, ops):
     ins, outs, attrs = problem(op, c=8, size=(8, 8), stride=(2, 2))
-    bound = Bound(OPS[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC", store="bfloat16")
-    counted = OPS[op].traffic(bound.call)
+    bound = Bound(ops[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC", store="bfloat16")
+    counted = ops[op].traffic(bound.call)
     assert len(counted) == len(bound.launches)
     images = 2 * sum(array.size for array in ins if array.shape[1] == 8)
     # With stride 2 and a border of 1 every pixel is met; the weights are 72 floats.
@@ -103,10 +206,13 @@ def test_every_byte_of_the_images_is_counted(op):
 @pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("store", "layout"), [("bfloat16", "NHWC"), *full(("float32", "NHWC"), ("tfloat32", "NHWC"), ("float32", "NCHW"))])
+@pytest.mark.parametrize("ops", [OPS, STREAMED], ids=["walk", "stream"])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("stride", [1, 2])
-def test_the_kernels_are_lean(store, layout, op, stride):
+def test_the_kernels_are_lean(store, layout, op, stride, ops):
     """Four blocks of 128 threads, or two of 256, on a multiprocessor, for whom depthwise.RESIDENT counts."""
     ins, outs, attrs = problem(op, n=64, c=32, size=(16, 16), stride=(stride, stride))
-    bound = Bound(OPS[op], op, ins, outs, attrs=attrs, device=Host(), layout=layout, store=store)
+    if ops is STREAMED and layout == "NCHW":
+        pytest.skip("only NHWC streams")
+    bound = Bound(ops[op], op, ins, outs, attrs=attrs, device=Host(), layout=layout, store=store)
     assert_lean(bound.launches[0], "90a", 128)
