@@ -152,6 +152,8 @@ def _slowly(block, sums, at, *rest):
 PLAYED = (
     (SquareTile(64, 3, 3, 7), True, (5, 64, 16, 16, 64), 3),
     (SquareTile(64, 3, 3, 7), False, (2, 64, 16, 16, 64), 3),
+    (SquareTile(64, 3, 3, 6, images=8), True, (33, 64, 4, 4, 64), 3),
+    (SquareTile(64, 3, 3, 5, images=16), False, (65, 72, 2, 4, 64), 3),
 )
 
 
