@@ -93,7 +93,7 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         args, tiles, parts = (maps, partials, partials_b, *map(np.int32, sizes)), tile.row_tiles(g) * columns, tile.parts(g)
         # Clusters lie along x: `wgrad_cluster.place_of_block`.
         grid = (tiles, parts) if tile.cluster == 1 else (tiles * parts, 1)
-        kernel = wgrad_square.square_product(unsplit(tile), bias)
+        kernel = wgrad_square.square_product(unsplit(tile), bias, tile.whole(g))
         return Launch(kernel, grid, tile.threads(bias), args, shared=tile.shared_bytes, name=call.op)
 
 

@@ -30,6 +30,7 @@ from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_cluster import option, place_of_block, share_sums, steps_of_part
 from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP, compulsory_bytes, parts_bytes
+from nbcnn.ops.conv.wgmma.wgrad_whole import store_whole
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -51,7 +52,7 @@ _MOST_SLOTS = 8
 PAIR = 2
 """Blocks of a cluster. Pairs find room on every multiprocessor, clusters of four on 120 of an H200's 132."""
 _EXCHANGE = 4000.0
-"""Cycles in which a block adds its sums to those of its cluster."""
+"""Cycles in which a block adds its sums to those of its cluster, or orders them by itself."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,9 @@ class SquareTile(OverPixels):
         """Tiles across the channels; each has all taps."""
         return ceil_div(g.C, CHANNELS)
 
+    def whole(self, g: Correlation) -> bool:
+        return self.planes_of_parts(g) == 1
+
     def blocks(self, g: Correlation) -> int:
         """Blocks of the product."""
         return self.row_tiles(g) * self.column_tiles(g) * self.split
@@ -199,8 +203,8 @@ def work(g: Correlation, tile: SquareTile) -> Work:
         fetched=tile.landed_bytes,
         ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS / tile.cluster,
         memory=compulsory_bytes(g, 2),
-        parts=parts_bytes(g, tile),
-        exchange=_EXCHANGE if tile.cluster > 1 else 0.0,
+        parts=0.0 if tile.whole(g) else parts_bytes(g, tile),
+        exchange=_EXCHANGE if tile.cluster > 1 or tile.whole(g) else 0.0,
     )
 
 
@@ -278,20 +282,23 @@ def place_of_four() -> Any:
 
 
 @cache
-def square_product(tile: SquareTile, bias: bool) -> Any:
-    """The kernel for one tile, with a bias gradient or without."""
+def square_product(tile: SquareTile, bias: bool, whole: bool) -> Any:
+    """The kernel for one tile, with a bias gradient or without; whole: a block, or a cluster, has all pixels, and writes dw itself."""
     STAGES, BM, TAPS, S, CONSUMERS, LINE = tile.slots, tile.BM, tile.R * tile.S, tile.S, tile.consumers, tile.line_bytes
     RING, PANEL_BYTES, SUMS = STAGES * tile.stage_bytes, tile.panel_bytes, BM * CHANNELS * S // WARPGROUP
     ARRIVALS = CONSUMERS // WARP + (HELPERS if bias else 0)
     init, produce = init_ring(STAGES, ARRIVALS), _producer(tile)
     consume = consumer(_multiply_square(tile), SUMS, STAGES, tile.stage_bytes, 0)
-    add_up = summer(tile, False)
-    CLUSTER, locate = tile.cluster, place_of_block(tile.BM, tile.cluster)
-    share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, HELPERS if bias else 0, place_of_four(), RING) if CLUSTER > 1 else None
+    CLUSTER, WHOLE, SUMMERS, locate = tile.cluster, whole, HELPERS if bias else 0, place_of_block(tile.BM, tile.cluster)
+    add_up = summer(tile, False, CLUSTER > 1 or WHOLE)
+    share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, SUMMERS, place_of_four(), RING) if CLUSTER > 1 and not WHOLE else None
+    write: Any = store_whole(BM, tile.R, S, CONSUMERS, CLUSTER, SUMMERS, RING) if WHOLE else None
 
     @jit(launch_bounds=(tile.threads(bias), 1), **option(CLUSTER))
     def square_product_kernel(maps, partials, partials_b, M, C, P, Q, top, left, pixel_steps, steps, column_tiles):
         """partials[z][m][(r,s)][c] = Σ_pixel dy[pixel][m] · x[pixel shifted by (r,s)][c] over part z; sums of dy in partials_b.
+
+        Where sums are whole, `partials` is dw[m][c][(r,s)] itself.
 
         gemm    GM = M, GN = R·S·C, GK = pixels; block tile 64 × (R·S taps of 64 channels), a square of 64 pixels a step.
         grid    (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2; with clusters one
@@ -340,6 +347,9 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
             acc[i] = 0.0
         r, lane = t >> 7, t & 31
         consume(acc, ring, full, empty, PANEL_BYTES + r * LINE, lane, last - first, 0, 0)
+        if WHOLE:
+            write(acc, partials, ring, t, m0, c0, M, C)
+            return
         if CLUSTER > 1:
             share(acc, partials, ring, t, z // CLUSTER, m0, c0, M, C, TAPS, S)
             return
