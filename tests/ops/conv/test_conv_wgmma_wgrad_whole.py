@@ -18,7 +18,7 @@ from nbcnn.gpu import device as nb
 from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.ops.conv.frame.wgrad import correlation
 from nbcnn.ops.conv.reference import conv_cases
-from nbcnn.ops.conv.wgmma import wgrad, wgrad_square
+from nbcnn.ops.conv.wgmma import wgrad, wgrad_square, wgrad_tile
 from nbcnn.ops.conv.wgmma.wgrad_square import PAIR, SquareTile
 from nbcnn.ops.conv.wgmma.wgrad_whole import add_rows, put_rows, store_whole
 from nbcnn.ops.kernel.call import Call
@@ -125,6 +125,23 @@ def test_there_are_no_parts_of_the_weight_gradient(split, cluster):
     assert alone.write == 4 * 72 * 9 * 128
     assert product.write - alone.write == added.read == 4 * split * 2 * 72
     assert added.write == 4 * 72
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pixel_tiles_write_dw_where_a_part_lies_as_it_does(precision, stride):
+    """One tap and one part: (K, C) in both. With more of either the second launch brings them into order, or adds them."""
+    impl = wgrad.ops(precision)["conv_wgrad"]
+    case = gradient(ConvShape(3, 64, 9, 9, 128, 1, 1, stride, 0), False)
+    tile = replace(next(wgrad_tile.candidates(correlation(bare(case, None)), precision, 132)), split=1)
+    options = {"attrs": case.attrs, "layout": "NHWC", "device": nb.Host(), "store": STORE[precision]}
+    (launch,) = Bound(impl, case.op, case.ins, case.outs, tile=tile, **options).launches
+    partials = launch.args[1]
+    assert (partials.size, launch.grid[1]) == (128 * 64, 1)
+    assert impl.scratch(bare(case, tile)) == 0
+    assert len(Bound(impl, case.op, case.ins, case.outs, tile=replace(tile, split=2), **options).launches) == 2
+    more = gradient(ConvShape(3, 64, 9, 9, 128, 2, 1, 1, 0), False)
+    assert len(Bound(impl, more.op, more.ins, more.outs, tile=tile, **options | {"attrs": more.attrs}).launches) == 2
 
 
 # -- played
