@@ -105,6 +105,7 @@ class Block:
         self.here, self.errors = threading.local(), []
         self.named: dict[str, list[int]] = {}
         self.fill, self.written, self.out, self.left = fill, {}, {}, warps
+        self.missed: set[int] = set()
         self.cluster, self.rank = Cluster([self]), 0
         self._known: dict[int, Any] = {}
         local, whole = SimpleNamespace(array=lambda count, kind: self._sums(count)), threading.Barrier(warps)
@@ -287,12 +288,15 @@ class Block:
                 self.memory[first] = (source, size, where)
             for i, word in enumerate(words):
                 assert at + 4 * i not in self.written
+                assert at + 4 * i not in self.missed, "read before it was written"
                 self.written[at + 4 * i] = word
 
     def _read(self, at: int) -> tuple[Any, ...]:
         """Four words of shared memory; nothing where a lane would have written that is not played."""
         assert at % 16 == 0
-        return tuple(self.written.get(at + 4 * i, ()) for i in range(4))
+        with self.changed:
+            self.missed |= {at + 4 * i for i in range(4)} - self.written.keys()
+            return tuple(self.written.get(at + 4 * i, ()) for i in range(4))
 
     def _put(self, at: int, values: tuple[Any, ...]) -> None:
         """Values to memory, each place once."""

@@ -306,7 +306,7 @@ def square_product(tile: SquareTile, bias: bool, whole: bool) -> Any:
         block   a warpgroup for each line of the filter, a warp whose first thread fetches; three helper warps that add up dy if there is a bias.
         owns    warpgroup r 64 × (S taps of 64 channels), thread 2 columns of 8, every 8th row.
         shared  `tile.shared_bytes`: the ring, its barriers, the helpers' sums.
-        moves   per block: steps·128·(64 + PH·PW·images) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of parts; in clusters a
+        moves   per block: steps·128·(64 + PH·PW·images) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of sums; in clusters a
                 share of these, and through their shared memory all of them once.
         needs   compute capability 9.0 (wgmma, TMA).
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides of MN-major operands.
