@@ -4,7 +4,7 @@ A block of squares has 64 filters × 64 channels with all taps. In dw, which is 
 the last product the blocks put their sums into the ring's memory in this order; then each takes a share of the filters, four neighbours a thread,
 adds what the other blocks of its cluster have there, and stores 16 bytes a thread, 512 in a row a warp.
 
-    memory of a block     [filter][64·R·S + 4 float32]: the four more keep the lanes of a warp, eight filters × four channels, to two a bank
+    memory of a block     [filter][64·R·S + 4 float32]: the lanes of a warp, eight filters × four channels, meet in a bank by two at most (3×3)
     filters of rank i     the i-th of CLUSTER equal runs
     order                 rank i adds its own sums first, then those of ranks i + 1, …, around, as in `wgrad_cluster`
 """
