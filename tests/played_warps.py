@@ -295,7 +295,7 @@ class Block:
         """Four words of shared memory; nothing where a lane would have written that is not played."""
         assert at % 16 == 0
         with self.changed:
-            self.missed |= {at + 4 * i for i in range(4)} - self.written.keys()
+            self.missed |= {at + 4 * i for i in range(4) if at + 4 * i not in self.written}
             return tuple(self.written.get(at + 4 * i, ()) for i in range(4))
 
     def _put(self, at: int, values: tuple[Any, ...]) -> None:
