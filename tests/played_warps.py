@@ -105,6 +105,7 @@ class Block:
         self.here, self.errors = threading.local(), []
         self.named: dict[str, list[int]] = {}
         self.fill, self.written, self.out, self.left = fill, {}, {}, warps
+        self.missed: set[int] = set()
         self.cluster, self.rank = Cluster([self]), 0
         self._known: dict[int, Any] = {}
         local, whole = SimpleNamespace(array=lambda count, kind: self._sums(count)), threading.Barrier(warps)
@@ -192,14 +193,18 @@ class Block:
             return lambda to, source, *where: self._load(name, to, source, where)
         known = {
             "float_bits": lambda value: value,
+            "bits_float": lambda value: value,
+            "st_shared_b32": lambda at, *words: self._write(at, words),
             "st_shared_v4_b32_at": lambda at, *words: self._write(at, words),
+            "ld_shared_v4_b32_at": lambda at: self._read(at),
             "st_global_v2": lambda at, *values: self._put(at // 4, values),
+            "st_global_v4": lambda at, *values: self._put(at // 4, values),
             "cluster_rank": lambda: self.rank,
             "cluster_arrive": lambda: self.cluster.arrive(self.here),
             "cluster_arrive_relaxed": lambda: self.cluster.arrive(self.here),
             "cluster_wait": lambda: self.cluster.wait(self.here),
             "address_of_block": lambda at, rank: rank << 32 | at,
-            "ld_of_block_v4_if": lambda at, wanted: self._read_block(at >> 32, at & 0xFFFFFFFF) if wanted else (0.0,) * 4,
+            "ld_of_block_v4_if": lambda at, wanted: self._read_block(at >> 32, at & 0xFFFFFFFF) if wanted else ((),) * 4,
             "byte_address_shared": lambda _: _BASE,
             "byte_address_global": lambda _: 0,
             "mbarrier_init": self._init,
@@ -274,15 +279,24 @@ class Block:
                 raise Stuck(f"named barrier {number}")
 
     def _write(self, at: int, words: tuple[Any, ...]) -> None:
-        """Four words to shared memory, over what a load has left there."""
+        """Words to shared memory, over what a load has left there, each place once."""
         with self.changed:
-            assert at % 16 == 0
+            assert at % (4 * len(words)) == 0
             first = max((first for first in self.memory if first <= at), default=None)
             if first is not None and at < first + self.memory[first][1]:
                 source, size, where = self.memory[first]
                 self.memory[first] = (source, size, where)
-            assert at not in self.written
-            self.written[at] = words
+            for i, word in enumerate(words):
+                assert at + 4 * i not in self.written
+                assert at + 4 * i not in self.missed, "read before it was written"
+                self.written[at + 4 * i] = word
+
+    def _read(self, at: int) -> tuple[Any, ...]:
+        """Four words of shared memory; nothing where a lane would have written that is not played."""
+        assert at % 16 == 0
+        with self.changed:
+            self.missed |= {at + 4 * i for i in range(4) if at + 4 * i not in self.written}
+            return tuple(self.written.get(at + 4 * i, ()) for i in range(4))
 
     def _put(self, at: int, values: tuple[Any, ...]) -> None:
         """Values to memory, each place once."""
@@ -294,7 +308,7 @@ class Block:
     def _read_block(self, rank: int, at: int) -> Any:
         other = self.cluster.blocks[rank]
         assert other.left, "a block has ended whose memory is read"
-        return other.written[at]
+        return other._read(at)
 
     def _result(self, at: int) -> Any:
         return self.results[max(first for first in self.results if first <= at)]

@@ -4,6 +4,7 @@ added."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -38,6 +39,10 @@ SHAPES = {
     "squares": ConvShape(3, 64, 16, 16, 64, 3, 3, 1, 1),
     "squares, ragged channels": ConvShape(2, 72, 8, 24, 200, 3, 3, 1, 1),
     "squares, two lines of taps": ConvShape(2, 128, 7, 8, 64, 2, 3, 1, 1),
+    "squares of eight images": ConvShape(19, 64, 4, 4, 128, 3, 3, 1, 1),
+    "squares of eight images, ragged": ConvShape(11, 72, 5, 7, 200, 2, 3, 1, 1),
+    "squares of sixteen images": ConvShape(37, 64, 2, 2, 64, 3, 3, 1, 1),
+    "squares of sixteen images, ragged": ConvShape(5, 136, 14, 10, 72, 3, 2, 1, 0),
 }
 UP_SHAPES = {
     "conv4": ConvShape(4, 128, 8, 8, 256, 3, 3, 1, 1),
@@ -75,8 +80,8 @@ def test_parity(gpu, precision):
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 def test_every_candidate_is_right(gpu, precision):
     row = row_of(precision)
-    squares = [(shape, conv_cases) for name, shape in SHAPES.items() if name.startswith("squares")]
-    for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases), *squares):
+    others = [(shape, conv_cases) for name, shape in SHAPES.items() if name.startswith("squares") or shape.R * shape.S == 1]
+    for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases), *others):
         case = next(case for case in make(shape) if case.op.endswith("wgrad"))
         impl = row.fallbacks[0][1][case.op]
         for tile in {replace(tile, split=min(tile.split, 3)) for tile in impl.candidates(bare(case, row.store), 132)}:
@@ -109,29 +114,54 @@ def test_every_part_has_steps_and_all_pixels_are_covered():
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("squares")])
 def test_lines_of_a_patch_are_what_the_taps_of_a_square_see(name):
-    """What TMA and the descriptors of wgmma address, in NumPy: eights of rows PW apart, 64s one row apart; all squares add up to the gradient."""
+    """What TMA and the descriptors of wgmma address, in NumPy: eights of rows, 64s one pixel apart; all squares add up to the gradient."""
     shape = SHAPES[name]
     (case,) = [case for case in conv_cases(shape) if case.op == "conv_wgrad" and "no bias" in case.label]
     g = wgrad_correlation(bare(case, "bfloat16"))
     tile = next(wgrad_square.candidates(g, 132))
+    assert ("images" in name) == (tile.images > 1)
     x, dy = (a.astype(np.float64).transpose(0, 2, 3, 1) for a in case.ins)
-    around = np.zeros((g.N, g.H + 16, g.W + 16, g.C))
-    around[:, 8 : 8 + g.H, 8 : 8 + g.W] = x
-    found = np.zeros((g.K, g.R, g.S, g.C))
-    for image, h, w in np.ndindex(g.N, g.P // 8, g.Q // 8):
-        square = dy[image, 8 * h : 8 * h + 8, 8 * w : 8 * w + 8].reshape(64, g.K)
-        top, left = 8 + 8 * h - g.top, 8 + 8 * w - g.left
-        patch = around[image, top : top + tile.PH, left : left + tile.PW].reshape(-1, g.C)
-        for r, s in np.ndindex(g.R, g.S):
-            rows = [r * tile.PW + s + eight * tile.PW + k for eight in range(8) for k in range(8)]
-            found[:, r, s] += square.T @ patch[rows]
+    # What lies outside is zero, before the first pixel, behind the last and behind the last image.
+    around, beyond = np.zeros((g.N + 16, g.H + 24, g.W + 24, g.C)), np.zeros((g.N + 16, g.P + 8, g.Q + 8, g.K))
+    around[: g.N, 8 : 8 + g.H, 8 : 8 + g.W], beyond[: g.N, : g.P, : g.Q] = x, dy
+    found, squares = np.zeros((g.K, g.R, g.S, g.C)), 0
+    for image in range(0, g.N, tile.images):
+        for h, w in product(range(0, g.P, tile.lines), range(0, g.Q, tile.columns)):
+            some = slice(image, image + tile.images)
+            square = beyond[some, h : h + tile.lines, w : w + tile.columns].transpose(1, 2, 0, 3).reshape(64, g.K)
+            top, left = 8 + h - g.top, 8 + w - g.left
+            patch = around[some, top : top + tile.PH, left : left + tile.PW].transpose(1, 2, 0, 3).reshape(-1, g.C)
+            assert tile.patch_bytes == len(patch) * 128
+            for r, s in np.ndindex(g.R, g.S):
+                rows = [(r * tile.line_bytes + s * tile.pixel_bytes + eight) // 128 + k for eight in tile.eights for k in range(8)]
+                found[:, r, s] += square.T @ patch[rows]
+            squares += 1
     assert gradcheck.relative_error(found.transpose(0, 3, 1, 2), gradcheck.reference(case)[0]) < 1e-12
-    assert tile.patch_bytes == tile.PH * tile.PW * 128
+    assert squares == tile.pixel_steps(g)
+    # wgmma sums over two eights at a time, which a descriptor has at one distance.
+    apart = {other - one for one, other in zip(tile.eights[::2], tile.eights[1::2], strict=True)}
+    assert len(apart) == 1
     inside = sum(
-        max(0, min(g.H, 8 * h - g.top + tile.PH) - max(0, 8 * h - g.top)) * max(0, min(g.W, 8 * w - g.left + tile.PW) - max(0, 8 * w - g.left))
-        for h, w in np.ndindex(g.P // 8, g.Q // 8)
+        max(0, min(g.H, h - g.top + tile.PH) - max(0, h - g.top)) * max(0, min(g.W, w - g.left + tile.PW) - max(0, w - g.left))
+        for h, w in product(range(0, g.P, tile.lines), range(0, g.Q, tile.columns))
     )
     assert tile.patch_pixels(g) == inside
+
+
+@pytest.mark.parametrize(
+    ("shape", "images"),
+    [
+        (ConvShape(512, 512, 4, 4, 512, 3, 3, 1, 1), 8),
+        (ConvShape(256, 512, 2, 2, 512, 3, 3, 1, 1), 16),
+        (ConvShape(512, 64, 14, 14, 64, 3, 3, 1, 1), 16),
+        (ConvShape(512, 64, 12, 12, 64, 3, 3, 1, 1), 8),
+        (ConvShape(16, 64, 24, 8, 64, 3, 3, 1, 1), 1),
+        (ConvShape(3, 64, 4, 4, 64, 3, 3, 1, 1), 8),
+    ],
+)
+def test_squares_take_as_many_images_as_make_the_fewest_squares(shape, images):
+    g = Correlation(shape.N, shape.H, shape.W, shape.C, shape.P, shape.Q, shape.K, shape.R, shape.S, shape.stride, shape.pad, shape.pad)
+    assert {tile.images for tile in wgrad_square.candidates(g, 132)} == {images}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])

@@ -115,7 +115,7 @@ def test_every_sum_of_every_thread_is_stored_once_in_the_order_of_the_ranks(tile
         put = block.code(put_sums(threads, sums))
         for t in range(threads):
             put([((rank, t, e),) for e in range(sums)], 1024, t)
-        assert sorted(block.written) == list(range(1024, 1024 + 4 * threads * sums, 16))
+        assert sorted(block.written) == list(range(1024, 1024 + 4 * threads * sums, 4))
     plane = 2
     for rank, block in enumerate(blocks):
         add = block.code(add_ranks(threads, sums, cluster, place))
@@ -152,11 +152,13 @@ def _slowly(block, sums, at, *rest):
 PLAYED = (
     (SquareTile(64, 3, 3, 7), True, (5, 64, 16, 16, 64), 3),
     (SquareTile(64, 3, 3, 7), False, (2, 64, 16, 16, 64), 3),
+    (SquareTile(64, 3, 3, 6, images=8), True, (33, 64, 4, 4, 64), 3),
+    (SquareTile(64, 3, 3, 5, images=16), False, (65, 72, 2, 4, 64), 3),
 )
 
 
 @pytest.mark.skipif(nb.SIMULATOR, reason="kernels are played in another way")
-@pytest.mark.parametrize(("cluster", "split"), [(4, 8), (2, 4), (4, 3)])
+@pytest.mark.parametrize(("cluster", "split"), [(4, 8), (2, 4), (4, 5)])
 @pytest.mark.parametrize(("tile", "bias", "sizes", "taps"), PLAYED)
 def test_played_clusters_add_the_parts_of_their_blocks(tile, bias, sizes, taps, cluster, split):
     """No block waits for ever or leaves memory that is read; no stage is overwritten that a helper or a tensor core reads; every plane is whole."""

@@ -6,6 +6,7 @@
 
 The GEMM is M filters × (taps of C channels) × pixels: few output tiles and a long sum. So the pixels are cut into `split` parts, as many as make
 one block for every place on the GPU, and a second launch adds the parts in order (wgrad_sum.py). The bias gradient comes out of the same tiles.
+Where a tile has all pixels, and all taps, its product may write dw itself: then a second launch adds up the bias gradient at most.
 
 The kernels are not shared: on mma.sync every thread copies, describes pixels and loads fragments; on wgmma one thread has TMA fetch panels, and
 helper warps transpose them or add up the bias gradient.
@@ -18,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
@@ -79,6 +81,10 @@ class OverPixels:
             return ceil_div(self.pixel_steps(g), self.steps(g))
         return min(ceil_div(self.split, self.cluster), self.pixel_steps(g) // self.cluster) * self.cluster
 
+    def whole(self, g: Correlation) -> bool:
+        """Whether the product writes the weight gradient itself, so that it has no parts."""
+        return False
+
     def planes_of_parts(self, g: Correlation) -> int:
         """Parts that are written: one a cluster."""
         return self.parts(g) // self.cluster
@@ -114,7 +120,7 @@ class WeightGradient(Generic[Tile]):
         raise NotImplementedError
 
     def product(self, call: Call, g: Correlation, partials: Any, partials_b: Any) -> Launch:
-        """The launch of the product."""
+        """The launch of the product; `partials` is dw where the tile is `whole`."""
         raise NotImplementedError
 
     def pitch(self, g: Correlation) -> int:
@@ -135,7 +141,7 @@ class WeightGradient(Generic[Tile]):
     def part_sums(self, call: Call) -> int:
         """Elements of all parts of the weight gradient that are written."""
         g = correlation(call)
-        return call.tile.planes_of_parts(g) * g.K * g.taps * self.pitch(g)
+        return 0 if call.tile.whole(g) else call.tile.planes_of_parts(g) * g.K * g.taps * self.pitch(g)
 
     def scratch(self, call: Call) -> int:
         """Bytes of the parts of the weight gradient, and of those of the bias gradient behind them."""
@@ -145,6 +151,10 @@ class WeightGradient(Generic[Tile]):
     def bind(self, call: Call) -> list[Launch]:
         """x (N,C,H,W), dy -> dw (K,C,R,S)[, db (K)]."""
         g, (parts_b, count_b) = correlation(call), self.bias_planes(call)
+        if call.tile.whole(g):
+            partials_b = call.scratch.view(np.float32) if parts_b else call.outs[0]
+            made = self.product(call, g, call.outs[0], partials_b)
+            return [made, launch_sum_planes(partials_b, None, call.outs[1], count_b, count_b, parts_b)] if parts_b else [made]
         partials = call.scratch.view(np.float32)
         partials_b = partials[self.part_sums(call) :] if parts_b else partials
         bias = partials_b, call.outs[1] if parts_b else None, count_b, parts_b
@@ -158,7 +168,11 @@ class WeightGradient(Generic[Tile]):
         stationary, image = self.element * g.GM * g.K, self.element * g.N
         shifted = image * self.read_of_shifted(tile, g)
         read = stationary * self.column_tiles(tile, g) + shifted * tile.row_tiles(g)
-        product = Traffic(read, self.scratch(call), stationary + image * g.C * rows * columns)
+        least = stationary + image * g.C * rows * columns
+        if tile.whole(g):
+            product = Traffic(read, 4 * g.K * g.C * g.taps + self.scratch(call), least)
+            return [product, sum_planes_traffic(count_b, parts_b)] if parts_b else [product]
+        product = Traffic(read, self.scratch(call), least)
         # The sum reads whole quads of channels.
         summed = 4 * tile.planes_of_parts(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
         return [product, sum_traffic(call, summed + 4 * parts_b * count_b)]

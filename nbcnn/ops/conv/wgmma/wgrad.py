@@ -86,15 +86,24 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         """The launch of the product by squares, which are only of dy: of conv_wgrad."""
         (dy, x), columns, bias = operands(call), tile.column_tiles(g), bias_of(call) != ""
         maps = upload(
-            encode_tiled(dy, (g.K, g.Q, g.P, g.N), (tile.BM, wgrad_square.SQUARE, wgrad_square.SQUARE, 1)),
-            encode_tiled(x, (g.C, g.W, g.H, g.N), (wgrad_square.CHANNELS, tile.PW, tile.PH, 1)),
+            _map_of_squares(dy, (g.K, g.Q, g.P, g.N), (tile.BM, tile.columns, tile.lines), tile.images),
+            _map_of_squares(x, (g.C, g.W, g.H, g.N), (wgrad_square.CHANNELS, tile.PW, tile.PH), tile.images),
         )
         sizes = (g.K, g.C, g.P, g.Q, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
         args, tiles, parts = (maps, partials, partials_b, *map(np.int32, sizes)), tile.row_tiles(g) * columns, tile.parts(g)
         # Clusters lie along x: `wgrad_cluster.place_of_block`.
         grid = (tiles, parts) if tile.cluster == 1 else (tiles * parts, 1)
-        kernel = wgrad_square.square_product(unsplit(tile), bias)
+        kernel = wgrad_square.square_product(unsplit(tile), bias, tile.whole(g))
         return Launch(kernel, grid, tile.threads(bias), args, shared=tile.shared_bytes, name=call.op)
+
+
+def _map_of_squares(array: Any, shape: tuple[int, int, int, int], box: tuple[int, int, int], images: int) -> np.ndarray:
+    """Map of boxes of channels, columns and lines of one image; of several, the same pixel of which lies side by side."""
+    channels, columns, lines, count = shape
+    if images == 1:
+        return encode_tiled(array, shape, (*box, 1))
+    strides = (lines * columns * channels, channels, columns * channels)
+    return encode_tiled(array, (channels, count, columns, lines), (box[0], images, *box[1:]), strides=strides)
 
 
 def ops(precision: str) -> dict[str, Impl]:

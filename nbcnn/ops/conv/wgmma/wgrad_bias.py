@@ -144,16 +144,16 @@ def store_sums(columns: int) -> Any:
 
 
 @cache
-def summer(tile: PixelTile, shifted: bool) -> Any:
+def summer(tile: PixelTile, shifted: bool, leave: bool = False) -> Any:
     """Device function for the helper warps: add up the block's share of dy, taking turns, and store the sums in partials_b.
 
-    partials_b: [z][column tile][m] where dy is stationary, [z][tap][c] where it is shifted.
+    partials_b: [z][column tile][m] where dy is stationary, [z][tap][c] where it is shifted. leave: consumers wait until the ring is free.
     """
     STAGE, BK, advance = tile.stage_bytes, tile.BK, next_stage(tile.slots)
     COLUMNS = tile.BN if shifted else tile.BM
     OFFSET = tile.BM // tile.panel * tile.panel_bytes if shifted else 0
     add, store = add_pixels(tile, COLUMNS), store_sums(COLUMNS)
-    CLUSTERS, (_, come) = tile.cluster > 1, ring_is_free(tile.consumers, HELPERS)
+    LEAVES, (_, come) = leave, ring_is_free(tile.consumers, HELPERS)
 
     @jit(device=True)
     def run(partials_b, ring, full, empty, meeting, t, first, last, due, period, rows, columns, P, Q, at):
@@ -183,7 +183,7 @@ def summer(tile: PixelTile, shifted: bool) -> Any:
                 mbarrier_arrive(empty + stage * 8)
             stage, parity = advance(stage, parity)
             step += 1
-        if CLUSTERS:
+        if LEAVES:
             come()
         store(sums, partials_b, meeting, helper, lane, at)
 

@@ -1,11 +1,15 @@
 """The weight gradient of all taps at once: squares of 8×8 pixels of dy, and the patches of x around them, stay in shared memory for every tap.
 
-    D[m][(r,s), c] = Σ_(n,p,q) dy[(n,p,q)][m] · x[n, p + r − top, q + s − left][c]                      stride 1, P and Q multiples of 8
+    D[m][(r,s), c] = Σ_(n,p,q) dy[(n,p,q)][m] · x[n, p + r − top, q + s − left][c]                      stride 1
 
 Loaded tap by tap (`wgrad_kernel`), 64 pixels of one tap bring 8 KB of dy and 8 KB of x to shared memory, and with 64 filters that takes longer than
 the products. Here 8 KB of dy and a patch of 12.5 KB serve nine taps. wgmma sums over the rows of a tile of bfloat16, eight rows at any distance from
 the next eight: a line of a square is eight rows of the patch, the next line PW rows further, and tap (r, s) r·PW + s rows further on. The taps of one
 line of the filter are one operand of S·64 columns whose 64s overlap: each starts one row behind the last.
+
+Images whose P and Q are no multiples of 8 have smaller squares, of 8 images at a time (2×4 pixels) or of 16 (2×2): TMA puts the same pixel of all of
+them side by side, so the eight rows are eight images, and a tap to the right is a whole pixel of all images further. What lies outside an image, or
+behind the last one, is zero.
 
 Warpgroup r has the taps (r, 0 … S − 1). Ring, helper warps and parts are those of `wgrad_kernel`.
 """
@@ -26,6 +30,7 @@ from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_cluster import option, place_of_block, share_sums, steps_of_part
 from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP, compulsory_bytes, parts_bytes
+from nbcnn.ops.conv.wgmma.wgrad_whole import store_whole
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -36,7 +41,9 @@ from nbcnn.ops.ptx.wgmma import MN_STEP, mn_major, wgmma_bf16, wgmma_commit, wgm
 
 u8 = types.uint64
 SQUARE = 8
-"""Pixels along the side of a square."""
+"""Pixels along the side of a square of one image."""
+_SQUARES = {1: (SQUARE, SQUARE), 8: (2, 4), 16: (2, 2)}
+"""(lines, columns) of a square, by how many images it takes."""
 CHANNELS = ROW_BYTES // 2
 _MOST_TAPS = 3
 """Lines of a filter, a warpgroup each, and taps of a line: more sums than a thread has registers."""
@@ -45,13 +52,14 @@ _MOST_SLOTS = 8
 PAIR = 2
 """Blocks of a cluster. Pairs find room on every multiprocessor, clusters of four on 120 of an H200's 132."""
 _EXCHANGE = 4000.0
-"""Cycles in which a block adds its sums to those of its cluster."""
+"""Cycles in which a block adds its sums to those of its cluster, or orders them by itself."""
 
 
 @dataclass(frozen=True)
 class SquareTile(OverPixels):
     """A block's tile BM × (R·S taps of 64 channels) over squares of 64 pixels; `slots` of them are in flight, the stages of its ring.
 
+    images   whose pixels a square takes; of 1 it has 8×8.
     split    blocks that share one output tile.
     cluster  of these blocks as many add their parts before they write them (`wgrad_cluster`): 1 or PAIR.
     """
@@ -62,19 +70,50 @@ class SquareTile(OverPixels):
     slots: int
     split: int = 1
     cluster: int = 1
+    images: int = 1
 
     # The same for all tiles, so no field.
     BK = SQUARE * SQUARE
 
     @property
+    def lines(self) -> int:
+        """Lines of a square."""
+        return _SQUARES[self.images][0]
+
+    @property
+    def columns(self) -> int:
+        """Columns of a square."""
+        return _SQUARES[self.images][1]
+
+    @property
     def PW(self) -> int:
         """Columns of a patch."""
-        return SQUARE + self.S - 1
+        return self.columns + self.S - 1
 
     @property
     def PH(self) -> int:
         """Lines of a patch."""
-        return SQUARE + self.R - 1
+        return self.lines + self.R - 1
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of one pixel of a patch, of all images."""
+        return self.images * ROW_BYTES
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of one line of a patch."""
+        return self.PW * self.pixel_bytes
+
+    @property
+    def eights(self) -> tuple[int, ...]:
+        """Where the first tap of each eight rows of a square lies in the patch, in bytes. Rows run over lines, columns, images."""
+        rows = range(0, self.BK, 8)
+        pixels = [divmod(row // self.images, self.columns) for row in rows]
+        return tuple(
+            line * self.line_bytes + column * self.pixel_bytes + row % self.images * ROW_BYTES
+            for row, (line, column) in zip(rows, pixels, strict=True)
+        )
 
     @property
     def consumers(self) -> int:
@@ -92,7 +131,7 @@ class SquareTile(OverPixels):
 
     @property
     def patch_bytes(self) -> int:
-        return self.PH * self.PW * ROW_BYTES
+        return self.PH * self.line_bytes
 
     @property
     def landed_bytes(self) -> int:
@@ -109,9 +148,16 @@ class SquareTile(OverPixels):
         """Dynamic shared memory of a block: room to align, the ring, its barriers, the helpers' sums."""
         return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + HELPED
 
+    def pixel_steps(self, g: Correlation) -> int:
+        """Squares of all images."""
+        return ceil_div(g.N, self.images) * ceil_div(g.P, self.lines) * ceil_div(g.Q, self.columns)
+
     def column_tiles(self, g: Correlation) -> int:
         """Tiles across the channels; each has all taps."""
         return ceil_div(g.C, CHANNELS)
+
+    def whole(self, g: Correlation) -> bool:
+        return self.planes_of_parts(g) == 1
 
     def blocks(self, g: Correlation) -> int:
         """Blocks of the product."""
@@ -120,20 +166,22 @@ class SquareTile(OverPixels):
     def patch_pixels(self, g: Correlation) -> int:
         """Pixels of one image that the patches of a row of tiles read; what lies outside the image is not loaded."""
 
-        def along(count: int, before: int, reach: int, size: int) -> int:
-            return sum(min(size, at - before + reach) - max(0, at - before) for at in range(0, count, SQUARE))
+        def along(count: int, side: int, before: int, reach: int, size: int) -> int:
+            return sum(max(0, min(size, at - before + reach) - max(0, at - before)) for at in range(0, count, side))
 
-        return along(g.P, g.top, self.PH, g.H) * along(g.Q, g.left, self.PW, g.W)
+        return along(g.P, self.lines, g.top, self.PH, g.H) * along(g.Q, self.columns, g.left, self.PW, g.W)
 
 
 def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
     """The tile, in bf16, with the splits that fill half a wave, one or two, alone and in pairs.
 
-    None where the images of dy are no squares, or pixels and taps are apart.
+    None where pixels or taps are apart. Squares take several images where they do not divide one, as many as make the fewest squares.
     """
-    if g.stride != 1 or g.P % SQUARE or g.Q % SQUARE or g.taps == 1 or max(g.R, g.S) > _MOST_TAPS:
+    if g.stride != 1 or g.taps == 1 or max(g.R, g.S) > _MOST_TAPS:
         return
-    tile = SquareTile(64, g.R, g.S, 0)
+    whole = g.P % SQUARE == 0 and g.Q % SQUARE == 0
+    kinds = [SquareTile(64, g.R, g.S, 0, images=images) for images in _SQUARES if (images == 1) == whole]
+    tile = min(kinds, key=lambda kind: kind.pixel_steps(g))
     tile = replace(tile, slots=min(_MOST_SLOTS, (_SHARED_OF_BLOCK - tile.shared_bytes) // tile.stage_bytes))
     outputs = tile.row_tiles(g) * tile.column_tiles(g)
     most = min(MOST_SPLIT, tile.pixel_steps(g))
@@ -155,15 +203,15 @@ def work(g: Correlation, tile: SquareTile) -> Work:
         fetched=tile.landed_bytes,
         ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS / tile.cluster,
         memory=compulsory_bytes(g, 2),
-        parts=parts_bytes(g, tile),
-        exchange=_EXCHANGE if tile.cluster > 1 else 0.0,
+        parts=0.0 if tile.whole(g) else parts_bytes(g, tile),
+        exchange=_EXCHANGE if tile.cluster > 1 or tile.whole(g) else 0.0,
     )
 
 
 @cache
 def _producer(tile: SquareTile) -> Any:
     """Device function for one thread: fetch the squares first … last − 1 of dy, and their patches, each as soon as its stage is empty."""
-    STAGE, PANEL_BYTES = tile.stage_bytes, tile.panel_bytes
+    STAGE, PANEL_BYTES, IMAGES, LINES, COLUMNS = tile.stage_bytes, tile.panel_bytes, tile.images, tile.lines, tile.columns
     claim, advance = claim_stage(tile.landed_bytes), next_stage(tile.slots)
 
     @jit(device=True)
@@ -171,16 +219,20 @@ def _producer(tile: SquareTile) -> Any:
         patch_map = maps + u8(ROW_BYTES)
         fence_tensor_map(maps)
         fence_tensor_map(patch_map)
-        across, down = Q // SQUARE, P // SQUARE
+        across, down = (Q + (COLUMNS - 1)) // COLUMNS, (P + (LINES - 1)) // LINES
         stage, parity, step = 0, 1, first
         while step < last:
             line = step // across
             image = line // down
-            h, w = (line - image * down) * SQUARE, (step - line * across) * SQUARE
+            h, w = (line - image * down) * LINES, (step - line * across) * COLUMNS
             barrier = claim(full, empty, stage, parity)
             to = ring + stage * STAGE
-            load_tile_4d(to, maps, m0, w, h, image, barrier)
-            load_tile_4d(to + PANEL_BYTES, patch_map, c0, w - left, h - top, image, barrier)
+            if IMAGES == 1:
+                load_tile_4d(to, maps, m0, w, h, image, barrier)
+                load_tile_4d(to + PANEL_BYTES, patch_map, c0, w - left, h - top, image, barrier)
+            else:
+                load_tile_4d(to, maps, m0, image * IMAGES, w, h, barrier)
+                load_tile_4d(to + PANEL_BYTES, patch_map, c0, image * IMAGES, w - left, h - top, barrier)
             stage, parity = advance(stage, parity)
             step += 1
 
@@ -193,11 +245,11 @@ def _multiply_square(tile: SquareTile) -> Any:
 
     add 0 forgets the old sums.
     """
-    product = wgmma_bf16(CHANNELS * tile.S, 0, a_mn_major=True, b_mn_major=True)
-    stationary, shifted = mn_major(0), mn_major(ROW_BYTES, tile.PW * ROW_BYTES)
+    product, eights = wgmma_bf16(CHANNELS * tile.S, 0, a_mn_major=True, b_mn_major=True), tile.eights
+    stationary, shifted = mn_major(0), mn_major(tile.pixel_bytes, eights[1] - eights[0])
 
     def instruction(step: int) -> Any:
-        STARTS, A_MORE, B_MORE = step == 0, step * MN_STEP, step * (2 * tile.PW * ROW_BYTES >> 4)
+        STARTS, A_MORE, B_MORE = step == 0, step * MN_STEP, eights[2 * step] >> 4
 
         @jit(device=True)
         def run(acc, a, b, add):
@@ -230,20 +282,23 @@ def place_of_four() -> Any:
 
 
 @cache
-def square_product(tile: SquareTile, bias: bool) -> Any:
-    """The kernel for one tile, with a bias gradient or without."""
-    STAGES, BM, TAPS, S, CONSUMERS, LINE = tile.slots, tile.BM, tile.R * tile.S, tile.S, tile.consumers, tile.PW * ROW_BYTES
+def square_product(tile: SquareTile, bias: bool, whole: bool) -> Any:
+    """The kernel for one tile, with a bias gradient or without; whole: a block, or a cluster, has all pixels, and writes dw itself."""
+    STAGES, BM, TAPS, S, CONSUMERS, LINE = tile.slots, tile.BM, tile.R * tile.S, tile.S, tile.consumers, tile.line_bytes
     RING, PANEL_BYTES, SUMS = STAGES * tile.stage_bytes, tile.panel_bytes, BM * CHANNELS * S // WARPGROUP
     ARRIVALS = CONSUMERS // WARP + (HELPERS if bias else 0)
     init, produce = init_ring(STAGES, ARRIVALS), _producer(tile)
     consume = consumer(_multiply_square(tile), SUMS, STAGES, tile.stage_bytes, 0)
-    add_up = summer(tile, False)
-    CLUSTER, locate = tile.cluster, place_of_block(tile.BM, tile.cluster)
-    share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, HELPERS if bias else 0, place_of_four(), RING) if CLUSTER > 1 else None
+    CLUSTER, WHOLE, SUMMERS, locate = tile.cluster, whole, HELPERS if bias else 0, place_of_block(tile.BM, tile.cluster)
+    add_up = summer(tile, False, CLUSTER > 1 or WHOLE)
+    share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, SUMMERS, place_of_four(), RING) if CLUSTER > 1 and not WHOLE else None
+    write: Any = store_whole(BM, tile.R, S, CONSUMERS, CLUSTER, SUMMERS, RING) if WHOLE else None
 
     @jit(launch_bounds=(tile.threads(bias), 1), **option(CLUSTER))
     def square_product_kernel(maps, partials, partials_b, M, C, P, Q, top, left, pixel_steps, steps, column_tiles):
         """partials[z][m][(r,s)][c] = Σ_pixel dy[pixel][m] · x[pixel shifted by (r,s)][c] over part z; sums of dy in partials_b.
+
+        Where sums are whole, `partials` is dw[m][c][(r,s)] itself.
 
         gemm    GM = M, GN = R·S·C, GK = pixels; block tile 64 × (R·S taps of 64 channels), a square of 64 pixels a step.
         grid    (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2; with clusters one
@@ -251,8 +306,8 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
         block   a warpgroup for each line of the filter, a warp whose first thread fetches; three helper warps that add up dy if there is a bias.
         owns    warpgroup r 64 × (S taps of 64 channels), thread 2 columns of 8, every 8th row.
         shared  `tile.shared_bytes`: the ring, its barriers, the helpers' sums.
-        moves   per block: steps·128·(64 + PH·PW) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of parts; in clusters a share
-                of these, and through their shared memory all of them once.
+        moves   per block: steps·128·(64 + PH·PW·images) bytes, what lies outside an image left out, and 4·64·64·R·S bytes of sums; in clusters a
+                share of these, and through their shared memory all of them once.
         needs   compute capability 9.0 (wgmma, TMA).
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides of MN-major operands.
         """
@@ -292,6 +347,9 @@ def square_product(tile: SquareTile, bias: bool) -> Any:
             acc[i] = 0.0
         r, lane = t >> 7, t & 31
         consume(acc, ring, full, empty, PANEL_BYTES + r * LINE, lane, last - first, 0, 0)
+        if WHOLE:
+            write(acc, partials, ring, t, m0, c0, M, C)
+            return
         if CLUSTER > 1:
             share(acc, partials, ring, t, z // CLUSTER, m0, c0, M, C, TAPS, S)
             return

@@ -85,6 +85,10 @@ class PixelTile(OverPixels):
         """Tiles across all panels; every tap has its own panels."""
         return ceil_div(g.R * g.S * ceil_div(g.C, self.panel), self.BN // self.panel)
 
+    def whole(self, g: Correlation) -> bool:
+        """With one tap a part lies as dw does: (K, C)."""
+        return g.taps == 1 and self.parts(g) == 1
+
     def blocks(self, g: Correlation) -> int:
         """Blocks of the product."""
         return self.row_tiles(g) * self.column_tiles(g) * self.split
@@ -139,7 +143,7 @@ def work(g: Correlation, tile: PixelTile) -> Work:
         fetched=tile.landed_bytes,
         ends=4.0 * tile.BM * tile.BN,
         memory=compulsory_bytes(g, tile.element),
-        parts=parts_bytes(g, tile),
+        parts=0.0 if tile.whole(g) else parts_bytes(g, tile),
     )
 
 
