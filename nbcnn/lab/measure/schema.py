@@ -70,6 +70,7 @@ def _times_or_why(found: dict[str, Any]) -> str | None:
 _STEP = {"form": str, "precision?": str, "batch": int, "step_ms?": TIMING, "images_per_second?": float, "peak_bytes?": int, "ratio?": float}
 _STEP |= {"iterations?": int, "over_graph?": float, "expert?": bool, "gradient_error?": float, "why?": str}
 _CUDNN = {"cudnn_ms": (TIMING, None), "ratio": (float, None), "best_plan_ms?": TIMING, "best_plan_ratio?": float, "best_plan_why?": str}
+_CUDNN |= {"op?": str, "best_plan_op?": str}
 _OP = {"op": str, "steps": int, "launches": int, "ms": float, "share": float, "floor_ms": float, "bytes": int}
 _COMPILED = {"ms?": TIMING, "error?": float, "bound?": float, "registers?": (int, None), "bits?": str, "made_by?": [{str: str}], "why?": str}
 _PATH = {
@@ -111,7 +112,7 @@ KINDS: dict[str, tuple[str, Any]] = {
         [{"mode": str, "batch": int, "images": int, "steps": int, "seconds": TIMING, "iterations?": int}],
     ),
     "convs": (
-        "every layer and pass of the autoencoder, beside cuDNN",
+        "every layer and pass of the autoencoder, beside cuDNN; `best_plan_op` is what cuDNN's best plan computes",
         [{"layer": str, "path": str, "batch": int, "ms": TIMING, "tflops": float, **_CUDNN}],
     ),
     "op": (

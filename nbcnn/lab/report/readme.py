@@ -109,6 +109,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "quality": quality,
     "tensorcore": tensorcore.step,
     "precisions": tensorcore.precisions,
+    "gradients": tensorcore.gradients,
     **front.TABLES,
     **laboratory.TABLES,
     **readme_scaling.TABLES,

@@ -6,6 +6,7 @@ A function takes rows as `nbcnn.lab.measure.schema` describes them and returns a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -159,17 +160,36 @@ def epochs(rows: Sequence[Row]) -> Table:
 
 
 def convs(rows: Sequence[Row]) -> Table:
-    """Every layer and pass beside cuDNN: the plan that PyTorch takes, and cuDNN's best one where it was sought."""
+    """Every layer and pass beside cuDNN: the plan that PyTorch takes, and cuDNN's best one where it was sought.
+
+    A pass with two rows, with a mask and without, is named with its ops.
+    """
+    passes = Counter((row["layer"], row["path"]) for row in rows)
     head = ("layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is", "cuDNN's best plan, µs", "ours is")
     lines = (
         (
-            *(str(row["layer"]), str(row["path"]), _micro(row["ms"]), f"{row['tflops']:.1f}"),
+            str(row["layer"]),
+            f"{row['path']} (`{row['op']}`)" if passes[row["layer"], row["path"]] > 1 else str(row["path"]),
+            *(_micro(row["ms"]), f"{row['tflops']:.1f}"),
             *((_micro(row["cudnn_ms"]), f"{row['ratio']:.2f}×") if row["cudnn_ms"] else ("", "")),
             *((_micro(row["best_plan_ms"]), f"{row['best_plan_ratio']:.2f}×") if "best_plan_ms" in row else ("", "")),
         )
         for row in rows
     )
     return Table(head, tuple(lines), 2)
+
+
+def alike(rows: Sequence[Row]) -> Table:
+    """Data gradients beside cuDNN's best plan of the same work: with the ReLU's mask on both sides, or on neither."""
+    same = [row for row in rows if row["path"] == "dgrad" and "best_plan_ms" in row and row.get("best_plan_op") == row["op"]]
+    lines = (
+        (
+            *(row["layer"], "dgrad and ReLU's mask" if row["op"].endswith("_relu") else "dgrad", f"`{row['op']}`"),
+            *(_micro(row["ms"]), f"{row['tflops']:.0f}", _micro(row["best_plan_ms"]), f"**{row['best_plan_ratio']:.2f}×**"),
+        )
+        for row in same
+    )
+    return Table(("layer", "what both compute", "our op", "nbcnn µs", "TFLOP/s", "cuDNN's best plan of it, µs", "ours is"), tuple(lines), 3)
 
 
 def ops(rows: Sequence[Row]) -> Table:
