@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from nbcnn.lab.report.tables import Table
@@ -412,6 +412,20 @@ def mnist(rows: Sequence[Row]) -> Table:
         cells = (str(len(runs)), str(runs[0]["epochs"]), f"{mean(found):.2f} %", f"{min(found):.2f} %", f"{seconds:.3f} s")
         lines.append((f"{way}, {form}" if way else form, *cells))
     return Table(("how", "seeds", "epochs", "mean", "least", "an epoch"), tuple(lines))
+
+
+def trainings(rows: Sequence[Row]) -> Table:
+    """Whole trainings over several seeds, a row for each form; the time is beside ours, which come first."""
+    lines, own = [], median(row["seconds"] for row in rows if row["form"] == rows[0]["form"])
+    for form in dict.fromkeys(row["form"] for row in rows):
+        runs = [row for row in rows if row["form"] == form]
+        scores, seconds = ([row[name] for row in runs] for name in ("accuracy", "seconds"))
+        beside = f"{median(seconds) / own:.2f}×" if form != rows[0]["form"] else ""
+        spread = f"{100 * min(scores):.2f} … {100 * max(scores):.2f} %"
+        cells = (f"**{100 * median(scores):.2f} %**", spread, f"**{median(seconds):.3f}**", f"{min(seconds):.3f} … {max(seconds):.3f}", beside)
+        lines.append((form, str(len(runs)), str(runs[0]["epochs"]), *cells))
+    head = ("form", "seeds", "epochs", "test accuracy, median", "least … most", "seconds of training, median", "least … most", "over ours")
+    return Table(head, tuple(lines))
 
 
 # -- accuracy
