@@ -170,6 +170,18 @@ def classifier():
     return [*runs, *steps]
 
 
+def trainings():
+    """Sections of whole trainings: ours over three seeds beside PyTorch's twin, and one of each."""
+
+    def row(form, seed, accuracy, seconds):
+        return {"form": form, "seed": seed, "epochs": 10, "accuracy": accuracy, "seconds": seconds, "ready_seconds": 1.0, "data": "cifar10"}
+
+    ours = [row("nbcnn tensorcore bf16", seed, 0.899 + 0.001 * seed, 1.5 + 0.1 * seed) for seed in range(3)]
+    twin = [row("PyTorch graph", seed, 0.901, 2.4) | {"torch": "2.11.0"} for seed in range(3)]
+    others = [row("nbcnn tensorcore bf16", 0, 0.89, 7.0), row("PyTorch compile", 0, 0.892, 9.1)]
+    return {"cifar94-tensorcore-bf16": [*ours, *twin], "resnet-tensorcore-bf16": others}
+
+
 def series():
     """Sections of depthwise convolution and of S4ConvD."""
     shape, sizes = [512, 128, 48, 48], {"flop": 154_140_672, "read": 13_000_000, "written": 12_582_912, "compulsory": 25_190_400}
@@ -244,27 +256,31 @@ def every_kind():
     train = {"what": "train", "seed": 0, "wall_seconds": 9.0, "mode": "im2col", "precision": "fp32", "test_losses": [0.02, 0.004, 0.003]}
     conv = {"layer": "conv1", "path": "fprop", "batch": 256, "ms": timing(0.1), "tflops": 40.0, "cudnn_ms": timing(0.4), "ratio": 4.0}
     counted_steps = [{"scope": "relu1", "op": "relu_fprop", "event_ms": 0.52, "alone_ms": 0.505, "ncu_ms": 0.5}]
-    return series() | {
-        "ladder-256": rungs,
-        "hopper-1024": hopper(),
-        "compilers": compilers(),
-        "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
-        "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
-        "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],
-        "roofline-im2col-256": [run | {"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63, "event_ms": 0.003}],
-        "counters-im2col-256": [
-            {"l2_bytes": 62_914_560, "kernels": [counted("relu1", 1.02, True), counted("conv2", 0.4, False)], "steps": counted_steps}
-        ],
-        "quality-main": [train, classify],
-        "features": learned(),
-        "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
-        "scaling-1-2": scaling(),
-        "nets-bf16-resnet18": networks(),
-        "predict-bf16-mlp": predictions(),
-        "warmup": [warmup()],
-        "fusion-gemm": fusion_study("gemm"),
-        "mnist-im2col-fp32": classifier(),
-    }
+    return (
+        series()
+        | trainings()
+        | {
+            "ladder-256": rungs,
+            "hopper-1024": hopper(),
+            "compilers": compilers(),
+            "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
+            "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
+            "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],
+            "roofline-im2col-256": [run | {"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63, "event_ms": 0.003}],
+            "counters-im2col-256": [
+                {"l2_bytes": 62_914_560, "kernels": [counted("relu1", 1.02, True), counted("conv2", 0.4, False)], "steps": counted_steps}
+            ],
+            "quality-main": [train, classify],
+            "features": learned(),
+            "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
+            "scaling-1-2": scaling(),
+            "nets-bf16-resnet18": networks(),
+            "predict-bf16-mlp": predictions(),
+            "warmup": [warmup()],
+            "fusion-gemm": fusion_study("gemm"),
+            "mnist-im2col-fp32": classifier(),
+        }
+    )
 
 
 def saved(folder, sections=None, device=DEVICE):

@@ -19,6 +19,7 @@ STUDIES = {
     "features": "accuracy on features of trained encoders and of controls, by number of labels; pictures",
     "compilers": "kernels and training steps by numba-cuda and by numba-cuda-mlir: times in turn, and whether bits are the same",
     "mnist": "the MNIST classifier over several seeds, fused and unfused; its step beside PyTorch's",
+    "cifar94": "CIFAR-10 in seconds: the network of examples/cifar94.py over several seeds beside its twin in PyTorch",
     "resnet": "ResNet-18 on CIFAR-10 over several seeds, by the recipe of train: accuracy and seconds beside PyTorch's twin",
 }
 """The studies; each is the module nbcnn.cli.study_WHAT with `main(argv) -> exit code`."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import MODE_CPU, OK, guarded
-from nbcnn.cli.flags import MODES, OWN_PRECISION, Parser, count, flag, one_of, some_of
+from nbcnn.cli.flags import MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags, some_of
 from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
@@ -38,7 +38,7 @@ def parser() -> Parser:
     flag(group, "--peers", some_of(*PEERS), forms, "graph where PyTorch is installed")
     group = made.add_argument_group("output")
     flag(group, "--out", Path, "also write the rows into this file, as JSON, after every training", "none", metavar="FILE")
-    flag(group, "--json", bool, "print one line of JSON", "off")
+    results_flags(group)
     return made
 
 
@@ -52,6 +52,8 @@ def _measure(flags: SimpleNamespace) -> int:
     from nbcnn import datasets
     from nbcnn.cli.recipes import RECIPES
     from nbcnn.files import atomic
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import results
     from nbcnn.lab.peers import resnet as peer
     from nbcnn.lab.peers import torch_step
     from nbcnn.lab.studies import resnet
@@ -65,6 +67,9 @@ def _measure(flags: SimpleNamespace) -> int:
     if wanted and not torch_step.available():
         print(torch_step.MISSING, file=sys.stderr)
         wanted = []
+    device = Gpu().device_name if choice.row.device == "gpu" else "CPU"
+    if flags.save:
+        results.opened(device, flags.results)
     rows: list[dict[str, Any]] = []
 
     def kept(row: dict[str, Any]) -> None:
@@ -72,6 +77,8 @@ def _measure(flags: SimpleNamespace) -> int:
         print(resnet.line(row), file=sys.stderr, flush=True)
         if flags.out:
             atomic.replace_bytes(flags.out, (json.dumps(rows, indent=1) + "\n").encode())
+        if flags.save:  # after every training: one that is interrupted keeps what it has
+            results.save(f"resnet-{choice.row.mode}-{choice.row.precision}", rows, device, flags.results)
 
     # Ours and theirs by turns, so that both meet the same clocks and temperatures.
     for seed in range(flags.seeds or 3):

@@ -9,7 +9,10 @@ import sys
 import time
 
 import pytest
+from samples import DEVICE
 from scripts import ROOT
+
+from nbcnn.lab.measure.results import slug
 
 PLAYED = """
 import json, pathlib, sys, time
@@ -20,7 +23,7 @@ folder = pathlib.Path(words[words.index("--results") + 1])
 folder.mkdir(exist_ok=True)
 command = " ".join(["python", "-m", "nbcnn", *words])
 path = folder / "nvidia-h200.json"
-found = json.loads(path.read_text()) if path.exists() else {"device": "a GPU", "sections": {}}
+found = json.loads(path.read_text()) if path.exists() else {"device": "NVIDIA H200 (compute capability 9.0)", "schema": 1, "sections": {}}
 found["sections"][words[0]] = {"environment": {"revision": "?", "command": command}, "rows": [{"new": True}]}
 path.write_text(json.dumps(found))
 """
@@ -37,10 +40,11 @@ def repository(tmp_path):
     commands = {
         "quick": "python -m nbcnn quick --seconds 1 --save --out pictures",
         "slow": "python -m nbcnn slow --seconds 1 --save",
+        "several": "python -m nbcnn several --model one,two --seconds 1 --save",
         "told": "python -m nbcnn told, by someone's forerunner",
     }
     sections = {name: {"environment": {"revision": "old", "command": command}, "rows": []} for name, command in commands.items()}
-    (tmp_path / "nbcnn" / "lab" / "results" / "nvidia-h200.json").write_text(json.dumps({"device": "a GPU", "sections": sections}))
+    (tmp_path / "nbcnn" / "lab" / "results" / "nvidia-h200.json").write_text(json.dumps({"device": DEVICE, "schema": 1, "sections": sections}))
     return tmp_path
 
 
@@ -52,7 +56,7 @@ def retime(repository, *words):
 def test_sections_are_timed_and_kept(repository):
     done = retime(repository, "quick", "--into", repository / "made", "--warming", "30")
     assert done.returncode == 0, done.stderr
-    assert "warmed, exit code 0: quick --seconds 1 --save" in done.stdout
+    assert "warmed, exit code 0: quick --seconds 0.02 --save" in done.stdout
     assert (repository / "made" / "warm-0" / "nvidia-h200.json").exists(), "times of warming are kept apart"
     done = retime(repository, "--keep", repository / "made/results/nvidia-h200.json", "--revision", "new")
     assert done.returncode == 0, done.stderr
@@ -81,16 +85,41 @@ def test_an_interrupted_one_leaves_nothing_running(repository):
     assert subprocess.run(["kill", "-0", *found.split()[-1:]], capture_output=True, check=False).returncode != 0
 
 
-def test_another_gpus_results_are_refused(repository):
+def test_each_network_of_a_command_is_warmed_by_a_command_of_its_own(repository):
+    done = retime(repository, "several", "--into", repository / "made", "--warming", "30")
+    assert done.returncode == 0, done.stderr
+    for name in ("one", "two"):
+        assert f"warmed, exit code 0: several --model {name} --seconds 0.02 --save" in done.stdout
+    assert "exit code 0: several --model one,two --seconds 1 --save" in done.stdout
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3 (compute capability 9.0)", "CPU"])
+def test_results_of_another_device_are_kept_in_a_file_of_their_own(repository, device):
+    assert retime(repository, "quick", "--into", repository / "made", "--warming", "0").returncode == 0
+    path, folder = repository / "made" / "results" / "nvidia-h200.json", repository / "nbcnn" / "lab" / "results"
+    path.write_text(path.read_text().replace(DEVICE, device))
+    before = (folder / "nvidia-h200.json").read_bytes()
+    for revision in ("new", "newer"):
+        done = retime(repository, "--keep", path, "--revision", revision)
+        assert done.returncode == 0, done.stderr
+        kept = json.loads((folder / f"{slug(device)}.json").read_text())
+        assert (kept["device"], kept["schema"], list(kept["sections"])) == (device, 1, ["quick"])
+        assert kept["sections"]["quick"]["environment"]["revision"] == revision
+    assert (folder / "nvidia-h200.json").read_bytes() == before
+
+
+def test_another_device_with_the_same_name_is_refused(repository):
     assert retime(repository, "quick", "--into", repository / "made", "--warming", "0").returncode == 0
     path = repository / "made" / "results" / "nvidia-h200.json"
-    path.write_text(path.read_text().replace("a GPU", "another GPU"))
+    path.write_text(path.read_text().replace("capability 9.0", "capability 9.9"))
     done = retime(repository, "--keep", path)
     assert done.returncode == 1
-    assert "was measured on another GPU" in done.stderr
+    assert "was measured on NVIDIA H200 (compute capability 9.9)" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "says"), [("told", "no single command of nbcnn"), ("other", "no section other; there are quick, slow, told")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("told", "no single command of nbcnn"), ("other", "no section other; there are quick, several, slow, told")]
+)
 def test_what_cannot_be_timed_is_refused(repository, name, says):
     done = retime(repository, name)
     assert done.returncode == 1

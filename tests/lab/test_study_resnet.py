@@ -11,6 +11,7 @@ from scripts import exits
 
 from nbcnn.__main__ import main
 from nbcnn.cli.recipes import RECIPES
+from nbcnn.lab.measure import results
 from nbcnn.lab.studies import resnet
 
 
@@ -55,8 +56,10 @@ def test_ours_trains_on_a_cpu(tmp_path, capsys):
         "--limit",
         "8",
     ]
-    assert exits(main, [*words, "--limit", "8", "--out", tmp_path / "rows.json", "--json"]) == 0
+    saving = ["--save", "--results", tmp_path / "results"]
+    assert exits(main, [*words, "--limit", "8", "--out", tmp_path / "rows.json", *saving, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["form"], row["epochs"], row["data"]) == ("nbcnn cpu fp32", 1, "digits")
     assert math.isfinite(row["train_loss"])
     assert json.loads((tmp_path / "rows.json").read_text()) == [row]
+    assert results.load(tmp_path / "results" / "cpu.json")["sections"]["resnet-cpu-fp32"]["rows"] == [row]

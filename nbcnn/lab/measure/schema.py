@@ -70,8 +70,11 @@ def _times_or_why(found: dict[str, Any]) -> str | None:
 _STEP = {"form": str, "precision?": str, "batch": int, "step_ms?": TIMING, "images_per_second?": float, "peak_bytes?": int, "ratio?": float}
 _STEP |= {"iterations?": int, "over_graph?": float, "expert?": bool, "gradient_error?": float, "why?": str}
 _CUDNN = {"cudnn_ms": (TIMING, None), "ratio": (float, None), "best_plan_ms?": TIMING, "best_plan_ratio?": float, "best_plan_why?": str}
+_CUDNN |= {"op?": str, "best_plan_op?": str}
 _OP = {"op": str, "steps": int, "launches": int, "ms": float, "share": float, "floor_ms": float, "bytes": int}
 _COMPILED = {"ms?": TIMING, "error?": float, "bound?": float, "registers?": (int, None), "bits?": str, "made_by?": [{str: str}], "why?": str}
+_TRAINED = {"form": str, "seed": int, "epochs": int, "accuracy": float, "seconds": float, "ready_seconds": float, "data": str, "torch?": str}
+_TRAINED |= {"epoch_seconds?": float, "train_loss?": float}
 _PATH = {
     "variant": str,
     "path": str,
@@ -111,7 +114,7 @@ KINDS: dict[str, tuple[str, Any]] = {
         [{"mode": str, "batch": int, "images": int, "steps": int, "seconds": TIMING, "iterations?": int}],
     ),
     "convs": (
-        "every layer and pass of the autoencoder, beside cuDNN",
+        "every layer and pass of the autoencoder, beside cuDNN; `best_plan_op` is what cuDNN's best plan computes",
         [{"layer": str, "path": str, "batch": int, "ms": TIMING, "tflops": float, **_CUDNN}],
     ),
     "op": (
@@ -293,6 +296,8 @@ KINDS: dict[str, tuple[str, Any]] = {
             }
         ],
     ),
+    "cifar94": ("trainings of examples/cifar94.py, ours and its twin's in PyTorch in turn: test accuracy, and seconds of each training", [_TRAINED]),
+    "resnet": ("trainings of ResNet-18 on small images, ours and its twin's in PyTorch in turn", [_TRAINED]),
     "features": (
         "accuracy of classifiers on features of trained encoders and of controls, by number of labels; rows without `accuracy` were left out",
         [

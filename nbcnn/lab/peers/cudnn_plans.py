@@ -3,6 +3,9 @@
 PyTorch's benchmark mode tries cuDNN's algorithms too, but behind an interface of 2015; the graph interface has plans that it does not reach. What is
 timed is the convolution alone, as in `torch_step.convolution`: operands in channels_last, rotated past the second-level cache, replayed as a CUDA
 graph.
+
+A data gradient has a second form, "dgrad" with `masked`: the graph of the gradient and of the ReLU's behind it, which reads the ReLU's output as ours
+does (`conv_dgrad_relu`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from nbcnn.plan.shapes import ConvShape
 
 MISSING = "cuDNN's Python frontend is not installed, so only the plans that PyTorch takes are timed: pip install nvidia-cudnn-frontend"
 LABEL = "cuDNN's best plan"
+MASKED_LABEL = "cuDNN's best plan with the mask"
 WORKSPACE = 4 << 30
 """A plan that wants more scratch memory than this, in bytes, is left out."""
 TRIES, CALLS, MOST_PLANS = 5, 3, 16
@@ -39,11 +43,13 @@ def available() -> bool:
     return importlib.util.find_spec("cudnn") is not None
 
 
-def convolution(shape: ConvShape, path: str, precision: str, device: Any) -> TorchCalls:
-    """The fastest right plan of a pass, "fprop" (without bias), "dgrad" or "wgrad", as work on our stream.
+def convolution(shape: ConvShape, path: str, precision: str, device: Any, *, masked: bool = False) -> TorchCalls:
+    """The fastest right plan of a pass, "fprop" (without bias), "dgrad" or "wgrad", as work on our stream; `masked`: dgrad with its ReLU's mask.
 
-    Raises NoPlan where there is none.
+    Raises NoPlan where there is none, ValueError for a mask of another pass.
     """
+    if masked and path != "dgrad":
+        raise ValueError(f"{path} has no mask")
     import torch
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -53,9 +59,10 @@ def convolution(shape: ConvShape, path: str, precision: str, device: Any) -> Tor
 
     w = random(shape.w_shape) * 0.05
     count = sets_for(shape.bytes(dtype.itemsize), device)
-    operands = [(random(shape.x_shape), random(shape.y_shape)) for _ in range(count)]
-    want = _reference(shape, path, *operands[0], w)
-    plans = _plans(shape, path, w, *operands[0])
+    # A mask is read from what a ReLU made: half of it zeros.
+    operands = [(random(shape.x_shape).relu_() if masked else random(shape.x_shape), random(shape.y_shape)) for _ in range(count)]
+    want = _reference(shape, path, *operands[0], w, masked)
+    plans = _plans(shape, path, w, *operands[0], masked)
     bound = parity_bound(shape.gemm(path)[2], precision) + parity_bound(shape.gemm(path)[2], "fp32")
     found: Any = None
     best, why = float("inf"), "the heuristics name no plan"
@@ -75,11 +82,11 @@ def convolution(shape: ConvShape, path: str, precision: str, device: Any) -> Tor
         if taken < best:
             best, found = taken, run
     if found is None:
-        raise NoPlan(f"cuDNN has no plan for {path} of {shape} in {precision}: {why}")
-    return TorchCalls(LABEL, device, [[TorchCall(found, pair)] for pair in operands], graph=True)
+        raise NoPlan(f"cuDNN has no plan for {path}{' with a mask' if masked else ''} of {shape} in {precision}: {why}")
+    return TorchCalls(MASKED_LABEL if masked else LABEL, device, [[TorchCall(found, pair)] for pair in operands], graph=True)
 
 
-def _reference(shape: ConvShape, path: str, x: Any, dy: Any, w: Any) -> Any:
+def _reference(shape: ConvShape, path: str, x: Any, dy: Any, w: Any, masked: bool) -> Any:
     """The pass in float64 by PyTorch: of the first images, or summed over all."""
     import torch
 
@@ -95,7 +102,8 @@ def _reference(shape: ConvShape, path: str, x: Any, dy: Any, w: Any) -> Any:
         if path == "fprop":
             return torch.nn.functional.conv2d(x[:IMAGES].double(), w.double(), None, shape.stride, shape.pad)
         if path == "dgrad":
-            return gradient(slice(0, IMAGES))
+            found = gradient(slice(0, IMAGES))
+            return torch.where(x[:IMAGES] > 0, found, 0.0) if masked else found
         return sum(gradient(slice(at, at + CHUNK)) for at in range(0, len(x), CHUNK))
 
 
@@ -103,7 +111,7 @@ def _error(got: Any, want: Any) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
-def _plans(shape: ConvShape, path: str, w: Any, x: Any, dy: Any) -> Sequence[Callable[[], Callable[..., Any]]]:
+def _plans(shape: ConvShape, path: str, w: Any, x: Any, dy: Any, masked: bool) -> Sequence[Callable[[], Callable[..., Any]]]:
     """For each plan a function that builds it and returns what runs it: (x, dy) → the result, always in the same memory."""
     import cudnn
     import torch
@@ -112,8 +120,11 @@ def _plans(shape: ConvShape, path: str, w: Any, x: Any, dy: Any) -> Sequence[Cal
     kind = cudnn.data_type.BFLOAT16 if x.dtype == torch.bfloat16 else cudnn.data_type.FLOAT
     full = cudnn.data_type.FLOAT
     graph = cudnn.pygraph(handle=handle, io_data_type=kind, intermediate_data_type=full, compute_data_type=full)
-    reads = {"fprop": (x, w), "dgrad": (dy, w), "wgrad": (x, dy)}[path]
-    first, second = (graph.tensor(dim=list(each.shape), stride=list(each.stride()), data_type=kind) for each in reads)
+
+    def read(x: Any, dy: Any) -> tuple[Any, ...]:
+        return {"fprop": (x, w), "dgrad": (dy, w, x) if masked else (dy, w), "wgrad": (x, dy)}[path]
+
+    first, second, *mask = inputs = [graph.tensor(dim=list(each.shape), stride=list(each.stride()), data_type=kind) for each in read(x, dy)]
     geometry = {"padding": [shape.pad] * 2, "stride": [shape.stride] * 2, "dilation": [1, 1]}
     if path == "fprop":
         out, size = graph.conv_fprop(image=first, weight=second, **geometry), shape.y_shape
@@ -121,6 +132,10 @@ def _plans(shape: ConvShape, path: str, w: Any, x: Any, dy: Any) -> Sequence[Cal
         out, size = graph.conv_dgrad(loss=first, filter=second, **geometry), shape.x_shape
     else:
         out, size = graph.conv_wgrad(image=first, loss=second, **geometry), shape.w_shape
+    if mask:  # between the two ops the gradient is float32 and never stored
+        between = torch.empty(size, device="meta", memory_format=torch.channels_last)
+        out.set_data_type(full).set_dim(list(size)).set_stride(list(between.stride()))
+        out = graph.relu_backward(loss=out, input=mask[0])
     result = torch.empty(size, device="cuda", dtype=x.dtype, memory_format=torch.channels_last)
     out.set_output(True).set_data_type(kind).set_dim(list(size)).set_stride(list(result.stride()))
     graph.validate()
@@ -135,9 +150,9 @@ def _plans(shape: ConvShape, path: str, w: Any, x: Any, dy: Any) -> Sequence[Cal
         scratch = torch.empty(max(nbytes, 1), device="cuda", dtype=torch.uint8)
 
         def run(x: Any, dy: Any) -> Any:
-            given = {"fprop": (x, w), "dgrad": (dy, w), "wgrad": (x, dy)}[path]
+            given = dict(zip(inputs, read(x, dy), strict=True))
             cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
-            graph.execute_plan_at_index({first: given[0], second: given[1], out: result}, scratch, at, handle=handle)
+            graph.execute_plan_at_index({**given, out: result}, scratch, at, handle=handle)
             return result
 
         return run

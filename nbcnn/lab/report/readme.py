@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import compilers, hopper, learning, readme_nets, readme_onnx, readme_scaling, sections, support
+from nbcnn.lab.report import compilers, hopper, learning, readme_devices, readme_nets, readme_onnx, readme_scaling, sections, support
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -109,10 +109,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "quality": quality,
     "tensorcore": tensorcore.step,
     "precisions": tensorcore.precisions,
+    "gradients": tensorcore.gradients,
     **front.TABLES,
     **laboratory.TABLES,
     **readme_scaling.TABLES,
     **readme_nets.TABLES,
+    **readme_devices.TABLES,
     **fusion.TABLES,
     **series.TABLES,
     **hopper.TABLES,

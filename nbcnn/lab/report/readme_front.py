@@ -11,7 +11,7 @@ from typing import Any
 
 from nbcnn.files import atomic
 from nbcnn.lab.report import sections, svg
-from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
+from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, named, section
 
 PICTURE = "ladder.svg"
 BATCH = 256
@@ -61,6 +61,19 @@ def accuracy() -> str:
     return markdown(("what", "data", "test result", "time"), lines, 3) + footer(environment, learning, other)
 
 
+TRAININGS = {"cifar94": "`examples/cifar94.py`", "resnet": "ResNet-18"}
+"""Networks whose whole trainings are timed beside PyTorch's twin, by the kind of their section."""
+
+
+def trainings() -> str:
+    """Whole trainings of several networks beside PyTorch's twins; a sentence as long as none is in the results."""
+    found = [(title, *section(GPU, name)) for kind, title in TRAININGS.items() for name in named(kind)]
+    if not found:
+        return "No such training is in the results files yet.\n"
+    table = joined([sections.trainings(rows).labelled("network", title) for title, rows, _ in found])
+    return table.markdown() + "".join(footer(environment).rstrip("\n") for *_, environment in found) + "\n"
+
+
 def startup() -> str:
     """How long a training takes to its first step, on an empty kernel cache and on a full one."""
     if not measured(GPU, "quality-startup"):
@@ -91,4 +104,4 @@ def _name(row: dict[str, Any]) -> str:
     return "cpu (NumPy)" if row["mode"] == "cpu" else f"{row['mode']} {row['precision']}" if row["mode"] == "tensorcore" else row["mode"]
 
 
-TABLES = {"speed": speed, "accuracy": accuracy, "startup": startup}
+TABLES = {"speed": speed, "accuracy": accuracy, "startup": startup, "trainings": trainings}

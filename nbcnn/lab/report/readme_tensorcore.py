@@ -25,20 +25,33 @@ def step() -> str:
 
 def layers() -> str:
     """Every layer and pass at batch 1024, as the fused plan runs it, against cuDNN's convolution alone."""
-    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    found: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     known = [precision for precision in PRECISIONS if measured(GPU, f"convs-fused-tensorcore-{precision}-1024")]
     environments = []
     for precision in known:
         rows, environment = section(GPU, f"convs-fused-tensorcore-{precision}-1024")
         environments.append(environment)
         for row in rows:
-            found.setdefault((row["layer"], row["path"]), {})[precision] = row
+            found.setdefault((row["layer"], row["path"], row["op"]), {})[precision] = row
     lines: list[tuple[str, ...]] = []
-    for (layer, path), by in found.items():
-        cells = [f"{by[p]['ms']['median'] * 1e3:,.0f} ({by[p]['ratio']:.2f}×)" for p in known]
-        lines.append((layer, path, f"`{by[known[0]]['op']}`", *cells))
+    for (layer, path, op), by in found.items():
+        cells = [f"{by[p]['ms']['median'] * 1e3:,.0f} ({by[p]['ratio']:.2f}×)" if p in by else "" for p in known]
+        lines.append((layer, path, f"`{op}`", *cells))
     head = ("layer", "pass", "op", *(f"{p} µs (over cuDNN)" for p in known))
     return markdown(head, lines, 3) + footer(*environments)
+
+
+def gradients() -> str:
+    """Data gradients beside cuDNN's best plan of the same work, masked on both sides or on neither; a sentence as long as none was timed so."""
+    tables, environments = [], []
+    for precision in PRECISIONS:
+        if measured(GPU, name := f"convs-fused-tensorcore-{precision}-1024"):
+            rows, environment = section(GPU, name)
+            table = sections.alike(rows)
+            if table.rows:
+                tables.append(table.labelled("precision", precision))
+                environments.append(environment)
+    return joined(tables).markdown() + footer(*environments) if tables else "These pairs have not been timed yet.\n"
 
 
 def engines() -> str:

@@ -6,8 +6,9 @@ A function takes rows as `nbcnn.lab.measure.schema` describes them and returns a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from nbcnn.lab.report.tables import Table
@@ -159,17 +160,36 @@ def epochs(rows: Sequence[Row]) -> Table:
 
 
 def convs(rows: Sequence[Row]) -> Table:
-    """Every layer and pass beside cuDNN: the plan that PyTorch takes, and cuDNN's best one where it was sought."""
+    """Every layer and pass beside cuDNN: the plan that PyTorch takes, and cuDNN's best one where it was sought.
+
+    A pass with two rows, with a mask and without, is named with its ops.
+    """
+    passes = Counter((row["layer"], row["path"]) for row in rows)
     head = ("layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is", "cuDNN's best plan, µs", "ours is")
     lines = (
         (
-            *(str(row["layer"]), str(row["path"]), _micro(row["ms"]), f"{row['tflops']:.1f}"),
+            str(row["layer"]),
+            f"{row['path']} (`{row['op']}`)" if passes[row["layer"], row["path"]] > 1 else str(row["path"]),
+            *(_micro(row["ms"]), f"{row['tflops']:.1f}"),
             *((_micro(row["cudnn_ms"]), f"{row['ratio']:.2f}×") if row["cudnn_ms"] else ("", "")),
             *((_micro(row["best_plan_ms"]), f"{row['best_plan_ratio']:.2f}×") if "best_plan_ms" in row else ("", "")),
         )
         for row in rows
     )
     return Table(head, tuple(lines), 2)
+
+
+def alike(rows: Sequence[Row]) -> Table:
+    """Data gradients beside cuDNN's best plan of the same work: with the ReLU's mask on both sides, or on neither."""
+    same = [row for row in rows if row["path"] == "dgrad" and "best_plan_ms" in row and row.get("best_plan_op") == row["op"]]
+    lines = (
+        (
+            *(row["layer"], "dgrad and ReLU's mask" if row["op"].endswith("_relu") else "dgrad", f"`{row['op']}`"),
+            *(_micro(row["ms"]), f"{row['tflops']:.0f}", _micro(row["best_plan_ms"]), f"**{row['best_plan_ratio']:.2f}×**"),
+        )
+        for row in same
+    )
+    return Table(("layer", "what both compute", "our op", "nbcnn µs", "TFLOP/s", "cuDNN's best plan of it, µs", "ours is"), tuple(lines), 3)
 
 
 def ops(rows: Sequence[Row]) -> Table:
@@ -392,6 +412,20 @@ def mnist(rows: Sequence[Row]) -> Table:
         cells = (str(len(runs)), str(runs[0]["epochs"]), f"{mean(found):.2f} %", f"{min(found):.2f} %", f"{seconds:.3f} s")
         lines.append((f"{way}, {form}" if way else form, *cells))
     return Table(("how", "seeds", "epochs", "mean", "least", "an epoch"), tuple(lines))
+
+
+def trainings(rows: Sequence[Row]) -> Table:
+    """Whole trainings over several seeds, a row for each form; the time is beside ours, which come first."""
+    lines, own = [], median(row["seconds"] for row in rows if row["form"] == rows[0]["form"])
+    for form in dict.fromkeys(row["form"] for row in rows):
+        runs = [row for row in rows if row["form"] == form]
+        scores, seconds = ([row[name] for row in runs] for name in ("accuracy", "seconds"))
+        beside = f"{median(seconds) / own:.2f}×" if form != rows[0]["form"] else ""
+        spread = f"{100 * min(scores):.2f} … {100 * max(scores):.2f} %"
+        cells = (f"**{100 * median(scores):.2f} %**", spread, f"**{median(seconds):.3f}**", f"{min(seconds):.3f} … {max(seconds):.3f}", beside)
+        lines.append((form, str(len(runs)), str(runs[0]["epochs"]), *cells))
+    head = ("form", "seeds", "epochs", "test accuracy, median", "least … most", "seconds of training, median", "least … most", "over ours")
+    return Table(head, tuple(lines))
 
 
 # -- accuracy

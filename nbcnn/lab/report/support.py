@@ -32,12 +32,18 @@ ALIKE = {"87": "86", "103": "100", "110": "100", "121": "120"}
 _CAPABILITY = re.compile(r"^(.*) \(compute capability (\d+)\.(\d+)\)$")
 
 
-def measured_on() -> dict[tuple[int, int], str]:
+def gpu_of(device: str) -> tuple[str, tuple[int, int]] | None:
+    """The name and the compute capability of a results file's device; None for a CPU."""
+    match = _CAPABILITY.match(device)
+    return (match[1], (int(match[2]), int(match[3]))) if match else None
+
+
+def measured_on() -> dict[tuple[int, int], list[str]]:
     """The GPUs of the results files, by compute capability."""
-    found = dict[tuple[int, int], str]()
+    found = dict[tuple[int, int], list[str]]()
     for path in sorted(results.RESULTS.glob("*.json")):
-        if match := _CAPABILITY.match(kept(path.name)["device"]):
-            found[int(match[2]), int(match[3])] = match[1]
+        if gpu := gpu_of(kept(path.name)["device"]):
+            found.setdefault(gpu[1], []).append(gpu[0])
     return found
 
 
@@ -50,7 +56,7 @@ def gpus() -> str:
         precisions = ", ".join(precision for name, precision in MODES if name == mode)
         engines = ", ".join(dict.fromkeys(engine for engine in (engine_of(capability), "mma" if capability >= TENSOR_CORES else "") if engine))
         if capability in run:
-            known = f"run on {run[capability]}"
+            known = f"run on {', '.join(run[capability])}"
         elif arch in REPORTED:
             known = "compiled, not run"
         else:

@@ -28,6 +28,8 @@ KINDS: Mapping[str, str] = {
     "warmup": "Warm-up",
     "fusion": "Fused kernels",
     "mnist": "MNIST classifier",
+    "cifar94": "CIFAR-10 in seconds",
+    "resnet": "Trainings of ResNet-18",
     "features": "Features and their controls",
     "quality": "Accuracy",
 }

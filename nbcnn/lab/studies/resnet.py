@@ -73,12 +73,12 @@ def line(row: Mapping[str, Any]) -> str:
     return f"{row['form']:24} seed {row['seed']}: accuracy {row['accuracy']:.2%} after {row['seconds']:.2f} s of training, {about}"
 
 
-def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """Means over the seeds, and what ours are to each peer's."""
+def summary(rows: list[dict[str, Any]], title: str = "ResNet-18") -> list[str]:
+    """Means over the seeds of trainings called `title`, and what ours are to each peer's."""
     forms = list(dict.fromkeys(row["form"] for row in rows))
     means = {form: tuple(mean(row[name] for row in rows if row["form"] == form) for name in ("accuracy", "seconds")) for form in forms}
     own = means[forms[0]]
-    lines = [f"ResNet-18, {rows[0]['epochs']} epochs, mean of {len({row['seed'] for row in rows})} seeds"]
+    lines = [f"{title}, {rows[0]['epochs']} epochs, mean of {len({row['seed'] for row in rows})} seeds"]
     for form, (accuracy, seconds) in means.items():
         beside = "" if form == forms[0] else f"  nbcnn: {100 * (own[0] - accuracy):+.2f} points, {own[1] / seconds:.2f} × the time"
         lines.append(f"  {form:24} {accuracy:8.2%} {seconds:8.2f} s{beside}")
