@@ -12,6 +12,8 @@ And, where the row has an implementation of the step (`with_sums`):
     conv_dgrad, batchnorm_*_grads       conv_dgrad_batchnorm_*_sums, batchnorm_*_dgrad: the convolution's epilogue makes the sums that the norm's
                                         gradient wants, and adds the other gradient of the norm's output; a pass over both is saved
 
+    conv_dgrad, add_relu_dgrad          conv_dgrad_add_relu: the convolution's epilogue adds the other gradient, and masks
+
 A tensor between two merged steps is read by the second alone, so it vanishes. The second gradient of a value is what a graph's backward adds to the
 first (`nbcnn.plan.graph.trace_nodes`).
 """
@@ -119,6 +121,8 @@ def with_sums(steps: Sequence[Step], find: Callable[[Step], Any]) -> list[Step]:
     for step in steps:
         pair = None
         named = _GRADS.fullmatch(step.op)
+        if step.op == "add_relu_dgrad":
+            pair = next((pair for pair in _added(step, readers, makers) if find(pair[0][0]) is not None), None)
         if named and not getattr(find(step), "once", False):
             pair = next((pair for pair in _splits(step, named[1] or "", readers, makers, sums) if find(pair[0][0]) is not None), None)
         if pair is None:
@@ -127,6 +131,15 @@ def with_sums(steps: Sequence[Step], find: Callable[[Step], Any]) -> list[Step]:
             made += pair[0]
             gone |= pair[1]
     return [step for step in made if id(step) not in gone]
+
+
+def _added(step: Step, readers: Counter[Buf], makers: dict[Buf, Step]) -> Iterator[tuple[tuple[Step, ...], set[int]]]:
+    """For each convolution that makes one of the two gradients of a ReLU's output: the step in place of the sum, and those that it replaces."""
+    *gradients, y = step.ins
+    for gradient, other in sorted((gradients, gradients[::-1]), key=lambda pair: -_taps(makers.get(pair[0].root))):
+        before = makers.get(gradient.root)
+        if before is not None and _only(readers, before, gradient) and gradient.shape == y.shape:
+            yield (Step("conv_dgrad_add_relu", (*before.ins, y, other), step.outs, before.attrs, before.scope),), {id(before)}
 
 
 def _splits(

@@ -35,7 +35,8 @@ def _here(row):
 
 
 def test_every_row_has_every_op():
-    wanted, of_convolutions = set(MODES["cpu", "fp32"].ops), set(fused.REFERENCES)
+    # Steps are merged into the gradient with a second one only where the row has it (`merging.with_sums`).
+    wanted, of_convolutions = set(MODES["cpu", "fp32"].ops), set(fused.REFERENCES) - {"conv_dgrad_add_relu"}
     for key, row in MODES.items():
         assert wanted <= set(row.ops), key
         assert set(row.ops) - wanted <= set(REFERENCES), key

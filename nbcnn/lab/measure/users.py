@@ -212,6 +212,11 @@ USERS = (
         _behind_conv(ReLU(), Residual(Conv2d(16, 3, padding=1)), ReLU()),
         SMALL,
     ),
+    User(
+        "Residual between ReLUs (64 channels)",
+        "layers whose gradients the convolution adds and masks",
+        lambda: [Conv2d(64, 3, padding=1), ReLU(), Residual(Conv2d(64, 3, padding=1)), ReLU(), Flatten(), Linear(10), SoftmaxCrossEntropy()],
+    ),
     User("Concat behind ConvTranspose2d", "layers of which one copy adds a bias", _upwards, SMALL),
     User("BatchNorm2d --sync-stats", "several ranks, each with a part of the batch", _behind_conv(BatchNorm2d()), SMALL, ranks=2),
     User("GroupNorm", "layer", _behind_conv(GroupNorm(4)), SMALL),

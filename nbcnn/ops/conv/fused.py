@@ -4,6 +4,7 @@
     conv_relu_pool_fprop   y = maxpool 2×2 of relu(conv(x, w) + b), index = where each maximum was (2 bits)
     unpool                 dx = dy at the place that index says, zero elsewhere
     conv_dgrad_relu        dx = dgrad(dy, w) where x > 0, else 0: x is what the layer read, the output of a ReLU
+    conv_dgrad_add_relu    dx = dgrad(dy, w) + more where x > 0, else 0: more is a second gradient of x (wgmma alone; `nbcnn.plan.merging`)
     conv_pool_wgrad        dw, db of conv from the gradient behind a pooling layer: wgrad(x, unpool(dy, index))
     upconv_fprop           y = conv 3×3 pad 1 (upsample 2×(x), w) + b
     upconv_relu_fprop      y = relu(upconv(x, w) + b)
@@ -21,6 +22,7 @@ Their signatures; images NHWC only:
     conv_relu_pool_fprop  x, w, b -> y (N,K,P/2,Q/2), index (N,K/4,P/2,Q/2) uint8             stride, pad
     unpool                dy (N,K,P,Q), index -> dx (N,K,2P,2Q)
     conv_dgrad_relu       dy, w, x -> dx                                                      stride, pad
+    conv_dgrad_add_relu   dy, w, x, more -> dx                                                stride, pad
     conv_pool_wgrad       x, dy (N,K,P/2,Q/2), index -> dw, db                                stride, pad
     upconv_fprop          x (N,C,H,W), w (K,C,3,3), b -> y (N,K,2H,2W)                        upconv_relu_fprop likewise
     upconv_mse_fprop      x, w, b, target (N,K,2H,2W) -> loss () float64, dy (N,K,2H,2W)
@@ -78,6 +80,13 @@ def unpool(dy: np.ndarray, index: np.ndarray, dx: np.ndarray) -> None:
 def conv_dgrad_relu(dy: np.ndarray, w: np.ndarray, x: np.ndarray, dx: np.ndarray, *, stride: int, pad: int) -> None:
     """dx (N,C,H,W) = dgrad(dy, w) where x > 0, else 0."""
     conv_dgrad(dy, w, dx, stride=stride, pad=pad)
+    dx *= x > 0
+
+
+def conv_dgrad_add_relu(dy: np.ndarray, w: np.ndarray, x: np.ndarray, more: np.ndarray, dx: np.ndarray, *, stride: int, pad: int) -> None:
+    """dx (N,C,H,W) = dgrad(dy, w) + more where x > 0, else 0."""
+    conv_dgrad(dy, w, dx, stride=stride, pad=pad)
+    dx += more
     dx *= x > 0
 
 
@@ -158,6 +167,7 @@ REFERENCES = ACTIVATED | {
         conv_relu_pool_fprop,
         unpool,
         conv_dgrad_relu,
+        conv_dgrad_add_relu,
         conv_pool_wgrad,
         upconv_fprop,
         upconv_relu_fprop,
@@ -219,7 +229,8 @@ def relu_cases(shape: ConvShape) -> Iterator[Case]:
     attrs = {"stride": shape.stride, "pad": shape.pad}
     x, w, b, dy = normal(7, *shape.x_shape), normal(8, *shape.w_shape), normal(9, shape.K), normal(10, *shape.y_shape)
     yield Case("conv_relu_fprop", label(shape), (x, w, b), ((shape.y_shape, "float32"),), attrs, shape.gemm("fprop")[2])
-    yield Case("conv_dgrad_relu", label(shape), (dy, w, np.maximum(x, 0)), ((shape.x_shape, "float32"),), attrs, shape.gemm("dgrad")[2])
+    for op, more in (("conv_dgrad_relu", ()), ("conv_dgrad_add_relu", (normal(14, *shape.x_shape),))):
+        yield Case(op, label(shape), (dy, w, np.maximum(x, 0), *more), ((shape.x_shape, "float32"),), attrs, shape.gemm("dgrad")[2])
 
 
 def linear_cases(n: int, c: int, k: int) -> Iterator[Case]:
@@ -252,6 +263,7 @@ def cases() -> Iterator[Case]:
         yield from pooled_cases(shape)
         yield from relu_cases(shape)
     yield from relu_cases(ConvShape(1, 5, 7, 9, 6, 3, 3, 2, 1))
+    yield from relu_cases(ConvShape(2, 8, 8, 8, 64, 3, 3, 1, 1))  # a gradient that Hopper's patch kernel makes
     for vectors in ((3, 5, 6), (2, 40, 12)):
         yield from linear_cases(*vectors)
     for shape in MEAN_UP:

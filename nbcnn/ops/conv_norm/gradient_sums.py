@@ -109,9 +109,9 @@ def ops(engine: Impl) -> dict[str, Impl]:
 
 
 def of_engine(made: Mapping[str, Impl]) -> dict[str, Impl]:
-    """An engine's ops, its gradient with sums replaced by these."""
+    """An engine's ops, its gradient with sums, if it has one, replaced by these."""
     rest = {op: impl for op, impl in made.items() if op != WITH_SUMS}
-    return rest | ops(made[WITH_SUMS])
+    return rest | (ops(made[WITH_SUMS]) if WITH_SUMS in made else {})
 
 
 FORMS = ("", *(f"_{name}" for name in batch.SUMMED), "_add_relu")

@@ -1,7 +1,7 @@
 """This module says what a pass over images does with its sums before it stores them: the epilogue, in the words of the engines mma and wgmma.
 
 "rows"     sums with the bias and the activation become pixels of y; of four phases, each every second pixel of every second line
-"mask"     the gradient behind a ReLU: zero where x, the ReLU's output, is not positive
+"mask"     the gradient behind a ReLU: zero where x, the ReLU's output, is not positive; wgmma's patch kernel may add a second gradient of x before
 "pool"     ReLU and 2×2 max pooling: maxima to y, their argmax to index
 "moments"  rows as they are stored, and the moments of their channels (moments.py), for a batch normalisation
 "sums"     an input gradient, and for the batch normalisation in front of it the sums of its gradient (wgmma alone, by its patch kernel)
@@ -18,6 +18,8 @@ from nbcnn.ops.kernel.call import Call
 
 WITH_MOMENTS = "conv_moments_fprop"
 """x, w[, b] -> y, partials (2,K,chunks) float32. No op of the table: how many chunks there are is the tile's business (`chunk_of`)."""
+WITH_SECOND = "conv_dgrad_add_relu"
+"""The masked gradient to which a second one is added (`nbcnn.ops.conv.fused`)."""
 WITH_SUMS = "conv_dgrad_sums"
 """dy, w, x, weight, bias, mean, rstd[, y][, more] -> dx, partials (2,K,chunks) float32, and attributes activation, masked, added; not of the table.
 
@@ -45,7 +47,7 @@ def kind_of(call: Call) -> str:
     """The kind of epilogue that a pass over images has."""
     if call.op in (WITH_MOMENTS, WITH_SUMS):
         return "moments" if call.op == WITH_MOMENTS else "sums"
-    return "mask" if call.op.endswith("dgrad_relu") else "pool" if "pool" in call.op else "rows"
+    return "mask" if call.op.endswith(("dgrad_relu", WITH_SECOND)) else "pool" if "pool" in call.op else "rows"
 
 
 def epilogue(call: Call) -> Epilogue:

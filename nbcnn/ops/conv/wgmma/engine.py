@@ -11,7 +11,7 @@ import numpy as np
 from nbcnn.gpu.device import constant
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal, whole
 from nbcnn.ops.conv.frame.cost import RATES, cycles
-from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SUMS, Epilogue, epilogue, kind_of
+from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
@@ -38,8 +38,10 @@ IMAGE_OPS = (
 )
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}
 _SPLIT_ALIGNMENT = 256
-GPU_OF_REASONS = 132
-"""Multiprocessors of the GPU for which it is decided which kernel is the faster one, where a step must know before it is given a GPU."""
+BY_PATCHES = (WITH_SUMS, WITH_SECOND)
+"""Gradients whose epilogue the patch kernel alone has."""
+MULTIPROCESSORS = 132
+"""Those of an H100 and an H200, the GPUs that run this engine: for them it is decided whether the patch kernel is the faster one."""
 
 
 def implementations(precision: str) -> dict[str, Impl]:
@@ -53,26 +55,26 @@ def implementations(precision: str) -> dict[str, Impl]:
         g = correlation(call)
         if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
             return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
-        if call.op == WITH_SUMS:
-            return _without_sums(call)
+        if call.op in BY_PATCHES:
+            return by_patches(call)
         if not candidates(g, kind, kind_of(call)):
             return f"no tile is whole pairs of rows of {g.Q} pixels"
         return None
 
-    def _without_sums(call: Call) -> str | None:
-        """None, or why the gradient is not made with sums. It is where the gradient alone would be made by patches, whose epilogue has them."""
-        if not _patch_tiles(call, kind, GPU_OF_REASONS):
-            return "the sums of a norm are made by the patch kernel, of squares of 8×8 pixels"
+    def by_patches(call: Call) -> str | None:
+        """None, or why a gradient with an epilogue of the patch kernel alone is not made. It is where the plain gradient would be made by patches."""
+        if not _patch_tiles(call, kind, MULTIPROCESSORS):
+            return "a second gradient, and the sums of a norm, are in the epilogue of the patch kernel alone, whose images are squares of 8×8 pixels"
         plain = replace(call, op="conv_dgrad", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
-        if not isinstance(tile(plain, GPU_OF_REASONS), PatchTile):
-            return "another kernel makes the gradient faster than the one that has sums for a norm"
+        if not isinstance(tile(plain, MULTIPROCESSORS), PatchTile):
+            return "the plain gradient is made faster by another kernel than by patches"
         return None
 
     def tile(call: Call, multiprocessors: int) -> Tile | PatchTile:
         return min(tiles(call, multiprocessors), key=lambda tile: _cycles(call, kind, tile, multiprocessors))
 
     def tiles(call: Call, multiprocessors: int) -> Sequence[Tile | PatchTile]:
-        columns = [] if call.op == WITH_SUMS else candidates(correlation(call), kind, kind_of(call))
+        columns = [] if call.op in BY_PATCHES else candidates(correlation(call), kind, kind_of(call))
         return [*columns, *_patch_tiles(call, kind, multiprocessors)]
 
     def scratch(call: Call) -> int:
@@ -88,17 +90,15 @@ def implementations(precision: str) -> dict[str, Impl]:
         return traffic(call, kind)
 
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, exactly=True)
-    return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, WITH_SUMS), impl)
+    return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 
 
 def _patch_tiles(call: Call, kind: Kind, multiprocessors: int) -> list[PatchTile]:
-    """The patch tiles that serve a call: none for a mask of four phases, whose pixels do not lie as squares.
+    """The patch tiles that serve a call.
 
     Swapped products read a mask of four bytes word by word, which made a residual network's gradient of 64 channels take 87.5 instead of 79.1 µs.
     """
     g, wanted = correlation(call), kind_of(call)
-    if wanted == "mask" and g.phases > 1:
-        return []
     found = patch.candidates(g, kind, multiprocessors, wanted)
     if wanted == "sums":
         # Chunks are equal, so the last tile must have as many images as the others.
@@ -174,6 +174,8 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
         further, masked, added = list(call.ins[7:]), call.attrs["masked"], call.attrs["added"]
         more = [further.pop(0) if masked else y, further.pop(0) if added else y]
         stored = f"{'interleave ' * (g.phases > 1)}{'add ' * added}{'mask ' * masked}sums"
+    elif call.op == WITH_SECOND:
+        more, stored = [y, call.ins[3]], f"{'interleave ' * (g.phases > 1)}add mask"
     PH, PW = patch.patch_extent(tile, w)
     step, square = g.stride, (ROW_BYTES // kind.result, patch.SQUARE, patch.SQUARE, 1)
 
@@ -190,7 +192,7 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
         return tensor_maps.encode_tiled(array, (g.K, g.Q, g.P, g.N), square, first=r * line + s * g.K, strides=strides)
 
     apart = 1 if g.phases == 1 else 2
-    staged = {"rows": [y], "mask": [y, x], "sums": [y, x, *more]}.get(e.kind, [y])
+    staged = [y] if e.kind in ("rows", "moments") else [y, x, *more]
     outputs = [output(each, r, s, apart) for each in staged for r in range(apart) for s in range(apart)]
     maps = tensor_maps.upload(
         *(source(u, v) for u in range(step) for v in range(step)),
@@ -220,9 +222,7 @@ def _split(call: Call, g: Correlation, kind: Kind) -> tuple[Any, Any, list[Launc
 def traffic(call: Call, kind: Kind) -> list[Traffic]:
     """Bytes of every launch of a pass over images."""
     g = correlation(call)
-    mask = size(call, "in", 2) if call.op.endswith("dgrad_relu") else 0
-    if call.op == WITH_SUMS:
-        mask = sum(size(call, "in", at) for at in range(2, len(call.in_shapes)))
+    mask = sum(size(call, "in", at) for at in range(2, len(call.in_shapes))) if kind_of(call) in ("mask", "sums") else 0
     first = []
     if kind.planes > 1:
         first = [split_traffic(numel(call.in_shapes[0])), split_traffic(g.phases * g.K * _row(g, kind))]

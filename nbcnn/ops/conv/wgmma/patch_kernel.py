@@ -125,8 +125,8 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str, activation: str = "") -> Any:
     """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases).
 
-    Or "sums" of the gradient behind `activation` (`patch_gradient.py`), with "add" in front where a second gradient is added, "mask" where y masks;
-    of four phases "interleave" before that.
+    Or "sums" of the gradient behind `activation` (`patch_gradient.py`), with "mask" in front where y masks. In front of a mask and of sums may stand
+    "add", where a second gradient is added, and before that "interleave".
     """
     kind = KINDS[kind_name]
     words = epilogue.split()
@@ -144,11 +144,11 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
     SECOND = (tile.strips - 1) * (tile.TH // SQUARE) if SWAPPED else HALVES - 1
     MINE = HALVES * COLUMNS * BLOCK_BYTES
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
-    POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", "interleave" in words, epilogue == "mask", epilogue == "moments"
+    POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", "interleave" in words, words[-1] == "mask", epilogue == "moments"
     SUMS_OF_NORM, ADD, SIGNS = "sums" in words, "add" in words, "sums" in words and "mask" in words
     STAGED, SIGN_WORDS = MASK or SUMS_OF_NORM, sign_words(tile) if SIGNS else 1
     PHASES, KEEPS, IDLE = 4 if INTERLEAVE else 1, tile.keeps, w.spans is not None and w.spans.busy < 4
-    MAPS = PHASES * (4 if SUMS_OF_NORM else 2 if MASK else 1)
+    MAPS = PHASES * (4 if SUMS_OF_NORM or ADD else 2 if MASK else 1)
     phase_of, taps_of_phase, stages_of_tile = phase_in_rounds(w.spans), taps_of(w.spans, R, S), stages_of(w.spans, R, S)
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = (put_transposed if SWAPPED else put_fragments)(tile, kind_name, MASK), store_pooled(tile, kind_name)
