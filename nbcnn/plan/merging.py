@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 from nbcnn.plan.graph import Buf, Step
 from nbcnn.plan.shapes import numel
@@ -110,50 +110,61 @@ def _masks(steps: Sequence[Step], ops: Container[str]) -> list[Step]:
 _GRADS = re.compile("batchnorm(_[a-z0-9_]+)?_grads")
 
 
-def with_sums(steps: Sequence[Step], find: Callable[[Step], Any]) -> list[Step]:
-    """The steps with the sums of a norm's gradient made by the convolution that stands before it in the backward pass.
+Find = Callable[[Step], tuple[str, bool]]
+"""Which fallback of a row runs a step, "" for none, and whether its operands then move once (`nbcnn.ops.kernel.call.Impl.once`)."""
 
-    find: the implementation that runs a step (`nbcnn.ops.kernel.call.Impl`), None if there is none. A norm whose gradient moves each tensor once
-    keeps it.
+
+def with_sums(steps: Sequence[Step], find: Find) -> list[Step]:
+    """The steps with second gradients, and the sums of a norm's gradient, made by the convolution before them in the backward pass.
+
+    Only where the row's own choice for that convolution has the merged step, too. A norm whose gradient moves each tensor once keeps it.
     """
     readers, makers, sums = _readers(steps), _makers(steps, "conv_dgrad"), _makers(steps, "add")
     made, gone = list[Step](), set[int]()
     for step in steps:
-        pair = None
         named = _GRADS.fullmatch(step.op)
+        ways: Iterator[_Way] = iter(())
         if step.op == "add_relu_dgrad":
-            pair = next((pair for pair in _added(step, readers, makers) if find(pair[0][0]) is not None), None)
-        if named and not getattr(find(step), "once", False):
-            pair = next((pair for pair in _splits(step, named[1] or "", readers, makers, sums) if find(pair[0][0]) is not None), None)
-        if pair is None:
+            ways = _added(step, readers, makers)
+        elif named and not find(step)[1]:
+            ways = _splits(step, named[1] or "", readers, makers, sums)
+        way = next((way for way in ways if find(way.steps[0])[0] == find(way.before)[0]), None)
+        if way is None:
             made.append(step)
         else:
-            made += pair[0]
-            gone |= pair[1]
+            # What nobody reads is not made: the gradient of the network's input.
+            made += [each for each in way.steps if each.outs[0].root.home != "arena" or each is way.steps[0] or readers[each.outs[0].root]]
+            gone |= {id(each) for each in (way.before, way.total) if each is not None}
     return [step for step in made if id(step) not in gone]
 
 
-def _added(step: Step, readers: Counter[Buf], makers: dict[Buf, Step]) -> Iterator[tuple[tuple[Step, ...], set[int]]]:
-    """For each convolution that makes one of the two gradients of a ReLU's output: the step in place of the sum, and those that it replaces."""
+class _Way(NamedTuple):
+    """A way to merge a step with a convolution before it: the steps in its place, that convolution, and a sum that it replaces, too."""
+
+    steps: tuple[Step, ...]
+    before: Step
+    total: Step | None = None
+
+
+def _added(step: Step, readers: Counter[Buf], makers: dict[Buf, Step]) -> Iterator[_Way]:
+    """For each convolution that makes one of the two gradients of a ReLU's output, the step in place of the sum."""
     *gradients, y = step.ins
     for gradient, other in sorted((gradients, gradients[::-1]), key=lambda pair: -_taps(makers.get(pair[0].root))):
         before = makers.get(gradient.root)
         if before is not None and _only(readers, before, gradient) and gradient.shape == y.shape:
-            yield (Step("conv_dgrad_add_relu", (*before.ins, y, other), step.outs, before.attrs, before.scope),), {id(before)}
+            yield _Way((Step("conv_dgrad_add_relu", (*before.ins, y, other), step.outs, before.attrs, before.scope),), before)
 
 
-def _splits(
-    step: Step, form: str, readers: Counter[Buf], makers: dict[Buf, Step], sums: dict[Buf, Step]
-) -> Iterator[tuple[tuple[Step, Step], set[int]]]:
-    """For each convolution that makes a gradient of a norm's output: the two steps in place of the norm's, and those that they replace."""
+def _splits(step: Step, form: str, readers: Counter[Buf], makers: dict[Buf, Step], sums: dict[Buf, Step]) -> Iterator[_Way]:
+    """For each convolution that makes a gradient of a norm's output, the two steps in place of the norm's."""
     plus = form == "_add_relu"
     dy, x, *rest = step.ins
     more = rest[4:] if plus else []
-    total = sums.get(dy.root)
-    replaced = set[int]()
-    gradients = [dy, *more]
+    total, gradients = sums.get(dy.root), [dy, *more]
     if total is not None and not more and _only(readers, total, dy) and all(buf.shape == dy.shape for buf in total.ins):
-        gradients, replaced = list(total.ins), {id(total)}
+        gradients = list(total.ins)
+    else:
+        total = None
     # Of two, the one of the larger filter, whose products take longer: what the epilogue reads comes meanwhile.
     for at, gradient in sorted(enumerate(gradients), key=lambda each: -_taps(makers.get(each[1].root))):
         before = makers.get(gradient.root)
@@ -169,7 +180,7 @@ def _splits(
         first = Step(f"conv_dgrad_batchnorm{form}_sums", ins, (g, both, dweight, dbias), before.attrs, before.scope)
         weight, bias, mean, rstd = (channels[0], channels[0], *channels[1:]) if plus else channels
         second = Step(f"batchnorm{'' if plus else form}_dgrad", (g, x, weight, bias, mean, rstd, both), (step.outs[0],), {}, step.scope)
-        yield (first, second), replaced | {id(before)}
+        yield _Way((first, second), before, total)
 
 
 def _taps(step: Step | None) -> int:

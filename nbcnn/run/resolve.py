@@ -53,12 +53,12 @@ def _refusal(impl: Impl, call: Call, capability: tuple[int, int]) -> str | None:
     return impl.lacks(capability) or impl.supports(call)
 
 
-def finder(row: Row, capability: tuple[int, int]) -> Callable[[Step], Impl | None]:
-    """A function that finds the implementation of `row` that runs a recorded step on a GPU of this capability, None if there is none."""
+def finder(row: Row, capability: tuple[int, int]) -> Callable[[Step], tuple[str, bool]]:
+    """A function that says which fallback of `row` runs a recorded step on a GPU of this capability, "" if none does, and `Impl.once` of it."""
 
-    def find(step: Step) -> Impl | None:
+    def find(step: Step) -> tuple[str, bool]:
         call = bare_call(stored_as([step], row.store)[0], row.layout)
-        return next((impl for _, impl in row.chain(step.op) if _refusal(impl, call, capability) is None), None)
+        return next(((part, impl.once) for part, impl in row.chain(step.op) if _refusal(impl, call, capability) is None), ("", False))
 
     return find
 

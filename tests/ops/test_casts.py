@@ -32,6 +32,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "conv/thin_mma/last_dgrad.py": (1, BOTH),
     "conv/thin_mma/last_wgrad.py": (2, BITS),
     "conv/wgmma/epilogue.py": (2, BITS),
+    "conv/wgmma/patch_gradient.py": (2, BITS),
     "conv/wgmma/wgrad_bias.py": (3, BITS),
     "conv_norm/wgmma_epilogue.py": (2, UNSIGNED),
     "conv_norm/wgmma_kernel.py": (2, FLOAT),

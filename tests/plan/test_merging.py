@@ -9,15 +9,23 @@ import pytest
 
 import nbcnn
 from nbcnn import modes
-from nbcnn.nn.activations import ReLU
+from nbcnn.lab.measure.kernels import as_if_on
+from nbcnn.lab.measure.plans import H200, Absent
+from nbcnn.nn.activations import ReLU, ReLU6
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.layers import Conv2d, Flatten
 from nbcnn.nn.losses import MSE
+from nbcnn.nn.norms import BatchNorm2d
+from nbcnn.nn.optim import SGD
+from nbcnn.ops.conv.frame.few_pixels import MOST_PIXELS
+from nbcnn.ops.conv_norm import gradient_sums
 from nbcnn.ops.kernel.call import host
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.merging import merge
+from nbcnn.plan.merging import merge, with_sums
 from nbcnn.run.net import Net
+from nbcnn.run.rows import Choice
+from nbcnn.run.session import TrainingSession
 
 OPS = ("add_relu_dgrad", "conv_dgrad_relu")
 SHAPE = (3, 6, 6)
@@ -114,3 +122,113 @@ def test_a_residual_network_without_norms_has_the_gradients_of_the_plain_one(mon
     ops = [step.op for step in fused.record_gradients(5).steps]
     assert ops.count("add_relu_dgrad") == 1
     assert not {"add", "relu_dgrad"} & set(ops)
+
+
+SUMS = "conv_dgrad_batchnorm_relu_sums"
+
+
+def served(*names):
+    """What `with_sums` asks: the fallback of a row that runs a step; the convolution's own gradient runs as "wgmma"."""
+    return lambda step: ("wgmma" if step.op in ("conv_dgrad", *names) else "common", False)
+
+
+def norm_steps():
+    dy, w, dx, x, dz = bufs("dy w dx x dz")
+    channels = [Buf(name, (3,)) for name in ("weight", "bias", "mean", "rstd")]
+    grads = [Buf(name, (3,), home="grad") for name in ("dweight", "dbias")]
+    gradient = Step("conv_dgrad", (dy, w), (dx,), {"stride": 1, "pad": 1}, "conv")
+    norm = Step("batchnorm_relu_grads", (dx, x, *channels), (dz, *grads), {}, "norm")
+    return gradient, norm, Step("f", (dz,), (Buf("out", (2, 3, 4, 4), home="io"),))
+
+
+def test_a_convolution_makes_the_sums_of_the_norm_before_it():
+    gradient, norm, reader = norm_steps()
+    first, second, last = with_sums([gradient, norm, reader], served(SUMS))
+    (dy, w), (_, x, *channels), (dz, *grads) = gradient.ins, norm.ins, norm.outs
+    assert (first.op, first.ins, first.attrs, first.scope) == (SUMS, (dy, w, x, *channels), gradient.attrs, "conv")
+    assert first.outs[0] is gradient.outs[0]
+    assert first.outs[2:] == tuple(grads)
+    assert (second.op, second.ins, second.outs) == ("batchnorm_relu_dgrad", (gradient.outs[0], x, *channels, first.outs[1]), (dz,))
+    assert last == reader
+    assert [step.op for step in with_sums([gradient, norm], served(SUMS))] == [SUMS], "nobody reads the gradient of the norm's input"
+
+
+def test_a_convolution_adds_the_second_gradient_of_the_norms_output():
+    gradient, norm, reader = norm_steps()
+    other, total = bufs("other total")
+    added = Step("add", (other, gradient.outs[0]), (total,))
+    merged = with_sums([gradient, added, replace(norm, ins=(total, *norm.ins[1:])), reader], served(SUMS))
+    assert [step.op for step in merged] == [SUMS, "batchnorm_relu_dgrad", "f"]
+    assert merged[0].ins[-1] is other
+
+
+def test_of_two_convolutions_the_one_of_more_taps_makes_the_sums():
+    dy, y, x, a, b, dz, dother = bufs("dy y x a b dz dother")
+    weight, mean, rstd = (Buf(name, (3,)) for name in ("weight", "mean", "rstd"))
+    grads = [Buf(name, (3,), home="grad") for name in ("dweight", "dbias")]
+    makers = [Step("conv_dgrad", (dy, Buf("w", (3, 3, r, r))), (dx,), {"stride": 2, "pad": r // 2}, f"conv{r}") for r, dx in ((1, a), (3, b))]
+    norm = Step("batchnorm_add_relu_grads", (a, x, y, weight, mean, rstd, b), (dz, dother, *grads), {}, "norm")
+    read = [Step("f", (dz, dother), (Buf("out", (2, 3, 4, 4), home="io"),))]
+    merged = with_sums([*makers, norm, *read], served("conv_dgrad_batchnorm_add_relu_sums"))
+    assert [step.scope for step in merged[:2]] == ["conv1", "conv3"]
+    assert merged[1].ins == (dy, makers[1].ins[1], x, y, weight, mean, rstd, a)
+    assert merged[1].outs[0] is dother
+    assert (merged[2].op, merged[2].ins[0]) == ("batchnorm_dgrad", dother)
+
+
+def test_norms_keep_their_gradient_where_nothing_is_gained():
+    steps = [*norm_steps()]
+    gradient, norm, reader = steps
+    again = Step("f", (gradient.outs[0],), (Buf("g", (2, 3, 4, 4)),))
+    for kept, find in (
+        (steps, served()),
+        (steps, lambda step: ("wgmma", step is norm)),  # each tensor moves once
+        (steps, lambda step: ("mma" if step is gradient else "wgmma", False)),  # another engine makes the plain gradient
+        ([gradient, again, norm, reader], served(SUMS)),
+        ([replace(gradient, outs=(replace(gradient.outs[0], home="io"),)), norm, reader], served(SUMS)),
+    ):
+        assert with_sums(kept, find) == kept
+
+
+def test_few_pixels_stay_with_the_engine_that_splits_their_sums():
+    """The row takes mma for them, which has no sums; so the norm keeps its gradient."""
+
+    def ops(batch):
+        layers = [Conv2d(64, 3, padding=1), BatchNorm2d(), ReLU(), Conv2d(64, 3, padding=1), MSE()]
+        with as_if_on("90a"):
+            net = Net(layers, (64, 8, 8), choice=Choice(modes.MODES["tensorcore", "bf16"], "as asked"), device=Absent((9, 0), H200))
+            return {(item.step.op, item.how.mode) for item in net.lower(net.record_gradients(batch)).steps}
+
+    assert ("conv_dgrad", "mma") in ops(MOST_PIXELS // 64)
+    assert (SUMS, "wgmma") in ops(MOST_PIXELS // 64 + 4)
+
+
+def norms(x):
+    """Norms between convolutions, of which one has two readers, and a residual block that ends with one."""
+    y = ReLU()(BatchNorm2d()(Conv2d(4, 3, padding=1)(x)))
+    z = BatchNorm2d()(Conv2d(4, 3, padding=1)(ReLU6()(BatchNorm2d()(Conv2d(4, 3, padding=1)(y)))))
+    z = ReLU()(z + y)
+    return Conv2d(4, 3, stride=2, padding=1)(z) + Conv2d(4, 1, stride=2)(z)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_training_with_merged_sums_is_that_with_norms_of_their_own(fusing_cpu, rng, accumulate, recompute):
+    """In NumPy, where the merged steps are the composition of the others: weights after an epoch, of batches at once and in parts."""
+    x = nbcnn.Input(SHAPE)
+    graph = Graph.of(x, Flatten()(norms(x)), MSE())
+    images, targets = rng.integers(0, 256, (7, *SHAPE), np.uint8), rng.standard_normal((7, 36)).astype(np.float32)
+    how = {"optimizer": SGD(), "learning_rates": np.full(8, 0.1, np.float32), "batch": 4, "targets": targets}
+    weights = []
+    for fusing in (True, False):
+        net = Net(graph, SHAPE, mode="cpu", seed=3, fusing=fusing)
+        session = TrainingSession(net, images, accumulate=accumulate, recompute=recompute, **how)
+        session.begin_epoch(0)
+        while session.steps_left:
+            session.step()
+        weights.append(net.params.as_dict())
+        ops = {item.step.op for item in net.lower(net.record_gradients(4)).steps}
+        forms = ("relu", "relu6", "add_relu") if fusing else ()
+        assert ops & set(gradient_sums.REFERENCES) == {f"conv_dgrad_batchnorm_{form}_sums" for form in forms}
+    for name, weight in weights[0].items():
+        np.testing.assert_allclose(weight, weights[1][name], rtol=1e-5, atol=1e-6, err_msg=name)

@@ -6,7 +6,7 @@
 
 dy, w -> g is the gradient of the convolution's input, which is the norm's output; `more`, a second gradient of that value, is added to it. x, mean
 and rstd are the norm's; sums are those of `batchnorm_sums`, dbias first. Of a norm that added another value and had a ReLU (`add_relu`), whose output
-is y, g is zero where y is not positive, so it is the gradient of that other value, too. A `batchnorm_*_dgrad` behind makes the gradient of x.
+is y, g is zero where y ≤ 0, so it is the gradient of that other value, too. A `batchnorm_*_dgrad` behind makes the gradient of x.
 
 The sums are made in the convolution's epilogue, which reads x alone for them: a pass over g and x is saved, and with `more` the pass that adds it.
 It is the counterpart of `statistics.py`; an op that no other implementation has, put there by `nbcnn.plan.merging` where it serves.
@@ -51,7 +51,7 @@ def _reference(form: str) -> Callable[..., None]:
         conv_dgrad(dy, w, g, stride=stride, pad=pad)
         g += more[0] if more else 0
         if form == "_add_relu":
-            g[...] = np.where(third > 0, g, 0)
+            g[...] = np.where(third <= 0, 0, g)
             batchnorm_sums(g, x, fourth, fourth, mean, rstd, sums, dweight, dbias)
         else:
             name = form.removeprefix("_")

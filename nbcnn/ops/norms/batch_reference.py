@@ -114,9 +114,9 @@ def batchnorm_add_relu_apply(x: Array, weight: Array, bias: Array, mean: Array, 
 
 
 def batchnorm_add_relu_grads(dy: Array, x: Array, y: Array, weight: Array, mean: Array, rstd: Array, *operands: Array) -> None:
-    """dother = dy where y > 0, and `batchnorm_grads` of it; operands: [more, which is added to dy,] dx, dother, dweight, dbias."""
+    """dother = dy, 0 where y ≤ 0, and `batchnorm_grads` of it; operands: [more, which is added to dy,] dx, dother, dweight, dbias."""
     *more, dx, dother, dweight, dbias = operands
-    dother[...] = np.where(y > 0, dy + more[0] if more else dy, 0)
+    dother[...] = np.where(y <= 0, 0, dy + more[0] if more else dy)
     batchnorm_grads(dother, x, weight, weight, mean, rstd, dx, dweight, dbias)
 
 

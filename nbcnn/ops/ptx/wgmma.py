@@ -47,6 +47,15 @@ def wgmma_wait_all(count: int, first: int = 0) -> Any:
     return accumulating("wgmma_wait_group_all", "wgmma.wait_group.sync.aligned 0;", count, first)
 
 
+@cache
+def wgmma_settle(count: int) -> Any:
+    """Intrinsic (acc): acc[0 : count] pass through it without an instruction, so that what they are set to stands in their registers from here on.
+
+    A product reads them on its own time, behind a `wgmma_fence` that orders only what was written before it.
+    """
+    return accumulating("wgmma_settle", "", count, 0)
+
+
 def _product(kind: str, n: int, first: int, tail: str) -> Any:
     count = n // 2
     sums = ",".join(f"${i}" for i in range(count))

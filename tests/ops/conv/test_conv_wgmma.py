@@ -15,7 +15,7 @@ from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import correlation, in_phases, pack
 from nbcnn.ops.conv.frame.cost import Rates, Work, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_SECOND
-from nbcnn.ops.conv.fused import MEAN_UP, pack_index, pooled_cases, relu_cases, up_cases
+from nbcnn.ops.conv.fused import MEAN_UP, pack_index, pooled_cases, relu_cases, second_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.engine import IMAGE_OPS, implementations
@@ -77,7 +77,7 @@ def bare(case: Case) -> Call:
 
 
 def cases(convs, pooled, ups) -> list[Case]:
-    found = [case for shape in convs for make in (conv_cases, relu_cases) for case in make(shape)]
+    found = [case for shape in convs for make in (conv_cases, relu_cases, second_cases) for case in make(shape)]
     found += [case for shape in pooled for case in pooled_cases(shape)]
     found += [case for shape in ups for case in up_cases(shape)]
     return [case for case in found if case.op in OPS]

@@ -15,7 +15,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import Spans, by_parity, correlation, in_phases, parity_filters
-from nbcnn.ops.conv.fused import relu_cases
+from nbcnn.ops.conv.fused import relu_cases, second_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.engine import implementations, traffic
@@ -38,7 +38,7 @@ def bare(case: Case) -> Call:
 
 
 def gradient(shape: ConvShape, op: str = "conv_dgrad") -> Case:
-    return next(case for case in (*conv_cases(shape), *relu_cases(shape)) if case.op == op)
+    return next(case for case in (*conv_cases(shape), *relu_cases(shape), *second_cases(shape)) if case.op == op)
 
 
 def strided(N: int, C: int, K: int, size: int, taps: int, pad: int) -> ConvShape:

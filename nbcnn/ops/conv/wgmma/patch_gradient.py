@@ -22,7 +22,7 @@ from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
-from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, unknown_word
+from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32, unknown_word
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4_trans, stmatrix_x4_trans
 from nbcnn.ops.ptx.shared import load_words_1, load_words_2, store_words_1
 from nbcnn.ops.ptx.shuffle import sum_over
@@ -83,7 +83,7 @@ def _first_line(stage, warp, lane):
 def take_staged(tile: PatchTile, kind_name: str) -> Any:
     """Device function (acc, stage, warp, lane): what lies in a warpgroup's part of the stage becomes its sums."""
     LINES, EIGHTS, HALVES = tile.BM // tile.groups // SQUARE, tile.BN // 8, tile.BM // tile.groups // 64
-    read, place = read_pair(kind_name), pair_place(tile, kind_name)
+    read, place, BF16 = read_pair(kind_name), pair_place(tile, kind_name), KINDS[kind_name].result == 2
 
     def two_lines(line: int) -> Any:
         TO, I = line * SQUARE * ROW_BYTES, 4 * line
@@ -109,6 +109,9 @@ def take_staged(tile: PatchTile, kind_name: str) -> Any:
                 at = place(stage, warp, lane, half, j)
                 for h in range(2):
                     v0, v1 = read(at + 8 * h * ROW_BYTES)
+                    if not BF16:
+                        # They are rounded, so this changes none. But no load then writes a register that a product reads on its own time.
+                        v0, v1 = tf32(v0), tf32(v1)
                     acc[(half * EIGHTS + j) * 4 + 2 * h], acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = v0, v1
 
     return transposed if tile.swapped else straight
@@ -122,7 +125,7 @@ def _passes(y):
 
 @cache
 def take_signs(tile: PatchTile, kind_name: str) -> Any:
-    """Device function (signs, stage, warp, lane): a bit of each of a thread's sums, in their order: whether the y in its place is positive."""
+    """Device function (signs, stage, warp, lane): a bit of each of a thread's sums, in their order, 0 where the y in its place is 0 or less."""
     LINES, EIGHTS, HALVES = tile.BM // tile.groups // SQUARE, tile.BN // 8, tile.BM // tile.groups // 64
     WORDS, read, place = sign_words(tile), read_pair(kind_name), pair_place(tile, kind_name)
 
@@ -158,7 +161,7 @@ def take_signs(tile: PatchTile, kind_name: str) -> Any:
     @jit(device=True)
     def transposed(signs, stage, warp, lane):
         for word in range(WORDS):
-            signs[word] = u4(0)
+            signs[word] = 0
         every_line(signs, _first_line(stage, warp, lane))
         for word in range(WORDS):
             signs[word] = unknown_word(signs[word])
@@ -166,7 +169,7 @@ def take_signs(tile: PatchTile, kind_name: str) -> Any:
     @jit(device=True)
     def straight(signs, stage, warp, lane):
         for word in range(WORDS):
-            signs[word] = u4(0)
+            signs[word] = 0
         every_column(signs, stage, warp, lane)
         for word in range(WORDS):
             signs[word] = unknown_word(signs[word])

@@ -60,6 +60,7 @@ from nbcnn.ops.ptx.wgmma import (
     wgmma_bf16,
     wgmma_commit,
     wgmma_fence,
+    wgmma_settle,
     wgmma_tf32,
     wgmma_wait,
     wgmma_wait_all,
@@ -157,7 +158,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
     init_filters, claim_filters, next_filters = init_ring(STAGES, SHARING), claim_stage(FILTERS), next_stage(STAGES)
     init_patches, claim_patch, next_patch = init_ring(PATCHES, SHARING), claim_stage(PATCH_LOAD), next_stage(PATCHES)
     skip_filters, skip_patches = skip_stages(STAGES), skip_stages(PATCHES)
-    one_running, all_done = wgmma_wait(1), wgmma_wait_all(SUMS)
+    one_running, all_done, settle = wgmma_wait(1), wgmma_wait_all(SUMS), wgmma_settle(SUMS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
     @jit(device=True)
@@ -197,14 +198,16 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels), or of phases of
                 unequal taps (pixels, channels, phase) in rounds (`phases.py`). A phase without taps loads nothing.
-        block   `groups` warpgroups that multiply (with turns two), one warp of which a single thread has patches and filters fetched, tiles ahead.
+        block   `groups` warpgroups that multiply (with turns two), one warp of which a single thread has patches and filters fetched, tiles ahead;
+                where registers move it is a warpgroup, which keeps 40 of its 168 a thread, and the others have 232.
         owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row; of swapped products 2
                 filters and 2 pixels of 8 each.
         shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers, and sums for moments.
         swapped filters are A's rows and pixels B's columns, which come transposed to the stage; moments are taken in registers.
         turns   the two warpgroups multiply alternately: each waits at its barrier `turn` until the other has issued its last product, and so stores
                 its results while the other multiplies. Without turns the tensor cores wait for every epilogue.
-        moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once; with sums the norm's x, too.
+        moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once; with sums the norm's x, too,
+                and where it is asked for the y that masks and the second gradient.
         needs   compute capability 9.0; C in whole rows of 128 bytes (TMA reads zeros behind the source's own), K, P and Q multiples of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
         """
@@ -291,7 +294,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
             rows1 = square_rows(square + SECOND) * ROW_BYTES
             staged_parity, turn_parity = 0, 1
             staged, memory_of_sums = mask_full + group * 8, sums_at + group * SUM_BYTES
-            steps = C // CHANNELS * SOURCES
+            steps, chunks = C // CHANNELS * SOURCES, tiles // tiles_of_phase * GROUPS
             if TURNS > 1 and group == 1:
                 # The first tile is the other's.
                 tile_at += cuda.gridDim.x
@@ -339,6 +342,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
                     mbarrier_wait(staged, staged_parity)
                     staged_parity ^= 1
                     take_more(acc, results, warp, lane)
+                    settle(acc)
                     join(group)
                 if STAGED and in_group == 0:
                     fetch(staged_map + u8(phase * ROW_BYTES), results, staged, square, image, h0, w0, n0)
@@ -383,7 +387,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
                     if not KEEPS:
                         mbarrier_arrive(empty + previous * 8)
                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
-                chunk, chunks = (tile_m * PHASES + phase) * GROUPS + square // HALVES, tiles // tiles_of_phase * GROUPS
+                chunk = (tile_m * PHASES + phase) * GROUPS + square // HALVES
                 if STAGED:
                     mbarrier_wait(staged, staged_parity)
                     staged_parity ^= 1
