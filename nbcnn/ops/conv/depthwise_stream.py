@@ -309,9 +309,12 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
 
 
 def walk_of(g: Pass, length: int) -> int:
-    """Steps of a strip. Where it is as long as the image, those of the first are left out that read rows outside the image alone."""
+    """Steps of a strip. Where it is as long as the image, the first steps, which read rows outside the image alone, are left out.
+
+    Only steps that complete no row may be left out: one that does stores the bias, even if it reads no row of the image.
+    """
     steps = length + g.walk.ahead
-    while length >= g.steps and steps > 1 and outside(g, length - steps):
+    while length >= g.steps and steps > length and outside(g, length - steps):
         steps -= 1
     return steps
 
