@@ -365,7 +365,7 @@ def bind(call: Call) -> list[Launch]:
     g = pass_of(call, made.columns)
     (n, c, h, v), (_, _, p, q), walk = g.source, g.target, g.walk
     of_image, lines = ceil_div(g.steps, made.length) * g.phases, THREADS // made.group
-    rounds = ceil_div(made.share // lines * made.walk, unroll_of(made.stages, walk.ahead + 1))
+    rounds = ceil_div(ceil_div(made.share, lines) * made.walk, unroll_of(made.stages, walk.ahead + 1))
     kernel = stream_kernel(walk, kind, made.stages, made.group, bool(bias))
     numbers = (c, c // LANES, g.cells, of_image, g.phases, made.length, g.steps, made.walk, rounds, n * of_image * g.cells, made.share, h, v, p, q)
     where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read, g.out_row0, g.out_step, g.out_col0)

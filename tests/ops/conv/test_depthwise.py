@@ -15,7 +15,7 @@ from nbcnn.gpu.device import Host
 from nbcnn.modes import MODES
 from nbcnn.ops.conv import depthwise_stream_wgrad, grouped
 from nbcnn.ops.conv.depthwise import Strip, lengths_of
-from nbcnn.ops.conv.depthwise_stream import Stream, stages_of, unroll_of
+from nbcnn.ops.conv.depthwise_stream import THREADS, Stream, stages_of, unroll_of
 from nbcnn.ops.conv.depthwise_walk import backward, forward, pass_of
 from nbcnn.ops.conv.depthwise_wgrad import OPS, Parts
 from nbcnn.ops.kernel.call import Call, host
@@ -144,10 +144,11 @@ def test_steps_that_read_no_row_are_left_out():
 @pytest.mark.parametrize("shape", IMAGES)
 @pytest.mark.parametrize("op", STREAMED)
 def test_every_row_has_a_step(op, shape):
-    """A walk makes a row a step, whatever it leaves out; a weight gradient takes in as many rows of dy."""
+    """A walk makes a row a step, whatever it leaves out; a weight gradient takes in as many rows of dy. Each line of a block takes as many strips."""
     ins, outs, attrs = problem(op, **IMAGES[shape])
     tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, 132)
     assert all(tile.walk >= tile.length for tile in tiles)
+    assert all(tile.share % (THREADS // tile.group) == 0 for tile in tiles)
 
 
 def test_what_does_not_stream_is_refused():
