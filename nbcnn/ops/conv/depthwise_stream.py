@@ -309,9 +309,12 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
 
 
 def walk_of(g: Pass, length: int) -> int:
-    """Steps of a strip. Where it is as long as the image, those of the first are left out that read rows outside the image alone."""
+    """Steps of a strip. Where it is as long as the image, the first steps, which read rows outside the image alone, are left out.
+
+    Only steps that complete no row may be left out: one that does stores the bias, even if it reads no row of the image.
+    """
     steps = length + g.walk.ahead
-    while length >= g.steps and steps > 1 and outside(g, length - steps):
+    while length >= g.steps and steps > length and outside(g, length - steps):
         steps -= 1
     return steps
 
@@ -362,7 +365,7 @@ def bind(call: Call) -> list[Launch]:
     g = pass_of(call, made.columns)
     (n, c, h, v), (_, _, p, q), walk = g.source, g.target, g.walk
     of_image, lines = ceil_div(g.steps, made.length) * g.phases, THREADS // made.group
-    rounds = ceil_div(made.share // lines * made.walk, unroll_of(made.stages, walk.ahead + 1))
+    rounds = ceil_div(ceil_div(made.share, lines) * made.walk, unroll_of(made.stages, walk.ahead + 1))
     kernel = stream_kernel(walk, kind, made.stages, made.group, bool(bias))
     numbers = (c, c // LANES, g.cells, of_image, g.phases, made.length, g.steps, made.walk, rounds, n * of_image * g.cells, made.share, h, v, p, q)
     where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read, g.out_row0, g.out_step, g.out_col0)

@@ -15,7 +15,7 @@ from nbcnn.gpu.device import Host
 from nbcnn.modes import MODES
 from nbcnn.ops.conv import depthwise_stream_wgrad, grouped
 from nbcnn.ops.conv.depthwise import Strip, lengths_of
-from nbcnn.ops.conv.depthwise_stream import Stream, stages_of, unroll_of
+from nbcnn.ops.conv.depthwise_stream import THREADS, Stream, stages_of, unroll_of
 from nbcnn.ops.conv.depthwise_walk import backward, forward, pass_of
 from nbcnn.ops.conv.depthwise_wgrad import OPS, Parts
 from nbcnn.ops.kernel.call import Call, host
@@ -68,6 +68,10 @@ IMAGES = {
     # More sums than shared memory holds of all threads at once.
     "many taps": {"size": (6, 5), "window": (5, 5), "pad": (2, 2)},
     "no border": {"size": (5, 9), "pad": (0, 0)},
+    # The first rows of a result read no row of the image, in any phase: they are the bias.
+    "wide border": {"n": 9, "size": (4, 4), "pad": (3, 3)},
+    "one tap, border": {"size": (4, 4), "window": (1, 1)},
+    "dilation, border": {"size": (1, 5), "window": (3, 2), "stride": (3, 1), "dilation": (3, 1), "pad": (5, 1)},
 }
 
 
@@ -135,6 +139,16 @@ def test_steps_that_read_no_row_are_left_out():
         ins, outs, attrs = problem(op, size=(4, 4))
         tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, 1)
         assert {tile.walk for tile in tiles if tile.length == length} == {steps}
+
+
+@pytest.mark.parametrize("shape", IMAGES)
+@pytest.mark.parametrize("op", STREAMED)
+def test_every_row_has_a_step(op, shape):
+    """A walk makes a row a step, whatever it leaves out; a weight gradient takes in as many rows of dy. Each line of a block takes as many strips."""
+    ins, outs, attrs = problem(op, **IMAGES[shape])
+    tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, 132)
+    assert all(tile.walk >= tile.length for tile in tiles)
+    assert all(tile.share % (THREADS // tile.group) == 0 for tile in tiles)
 
 
 def test_what_does_not_stream_is_refused():
