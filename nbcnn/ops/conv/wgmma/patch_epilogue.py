@@ -24,42 +24,77 @@ BLOCK_BYTES = SQUARE * SQUARE * ROW_BYTES
 
 
 @cache
+def read_pair(kind_name: str) -> Any:
+    """Device function (at) -> two neighbouring values of the stage, as float32."""
+    if KINDS[kind_name].result == 2:
+
+        @jit(device=True)
+        def run(at):
+            word = load_words_1(at)
+            return bf16_low(word), bf16_high(word)
+    else:
+
+        @jit(device=True)
+        def run(at):
+            a, b = load_words_2(at)
+            return bits_float(a), bits_float(b)
+
+    return run
+
+
+@cache
+def pair_place(tile: PatchTile, kind_name: str) -> Any:
+    """Device function (stage, warp, lane, half, j) -> where a thread's columns 8·j + 2·(lane mod 4) and the next of its first row of a square lie.
+
+    The second row is 8 rows further down.
+    """
+    kind = KINDS[kind_name]
+    COLUMNS, BF16 = tile.BN * kind.result // ROW_BYTES, kind.result == 2
+
+    @jit(device=True)
+    def run(stage, warp, lane, half, j):
+        row = (warp & 3) * 16 + (lane >> 2)
+        swizzle = lane >> 2
+        pair = lane & 3
+        if BF16:
+            at = stage + (half * COLUMNS + j // 8) * BLOCK_BYTES + ((j % 8 ^ swizzle) << 4) + (pair << 2)
+        else:
+            chunk = 2 * (j % 4) + (pair >> 1)
+            at = stage + (half * COLUMNS + j // 4) * BLOCK_BYTES + ((chunk ^ swizzle) << 4) + ((pair & 1) << 3)
+        return at + row * ROW_BYTES
+
+    return run
+
+
+@jit(device=True)
+def first_line(stage, warp, lane):
+    """Where a lane's matrix of the first two lines lies, as `ldmatrix` and `stmatrix` of transposed matrices want it (`put_transposed`)."""
+    pixel = lane & 7
+    chunk = 2 * (warp & 3) + ((lane >> 3) & 1)
+    return stage + (((lane >> 4) * SQUARE + pixel) * ROW_BYTES + ((chunk ^ pixel) << 4))
+
+
+@cache
 def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
     """Device function (acc, floor, stage, warp, lane): a warpgroup's sums, at least `floor`, rounded, to its part of the stage.
 
     mask: zero where the stage holds x ≤ 0.
     """
-    kind = KINDS[kind_name]
-    EIGHTS, HALVES, COLUMNS = tile.BN // 8, tile.BM // tile.groups // 64, tile.BN * kind.result // ROW_BYTES
-    BF16, store = kind.result == 2, store_pair(kind_name)
+    EIGHTS, HALVES = tile.BN // 8, tile.BM // tile.groups // 64
+    place, read, store = pair_place(tile, kind_name), read_pair(kind_name), store_pair(kind_name)
 
     @jit(device=True)
     def run(acc, floor, stage, warp, lane):
-        row = (warp & 3) * 16 + (lane >> 2)
-        swizzle = lane >> 2
-        pair = lane & 3
         for half in range(HALVES):
             for j in range(EIGHTS):
-                if BF16:
-                    at = stage + (half * COLUMNS + j // 8) * BLOCK_BYTES + ((j % 8 ^ swizzle) << 4) + (pair << 2)
-                else:
-                    chunk = 2 * (j % 4) + (pair >> 1)
-                    at = stage + (half * COLUMNS + j // 4) * BLOCK_BYTES + ((chunk ^ swizzle) << 4) + ((pair & 1) << 3)
+                at = place(stage, warp, lane, half, j)
                 for h in range(2):
-                    to = at + row * ROW_BYTES + 8 * h * ROW_BYTES
-                    v0 = acc[(half * EIGHTS + j) * 4 + 2 * h]
-                    v1 = acc[(half * EIGHTS + j) * 4 + 2 * h + 1]
-                    v0 = floor if v0 <= floor else v0
-                    v1 = floor if v1 <= floor else v1
+                    to = at + 8 * h * ROW_BYTES
+                    v0 = at_least(acc[(half * EIGHTS + j) * 4 + 2 * h], floor)
+                    v1 = at_least(acc[(half * EIGHTS + j) * 4 + 2 * h + 1], floor)
                     if mask:
-                        if BF16:
-                            word = load_words_1(to)
-                            x0, x1 = bf16_low(word), bf16_high(word)
-                        else:
-                            word0, word1 = load_words_2(to)
-                            x0, x1 = bits_float(word0), bits_float(word1)
-                        v0 = v0 if x0 > 0.0 else 0.0
-                        v1 = v1 if x1 > 0.0 else 0.0
+                        x0, x1 = read(to)
+                        v0, v1 = passed(v0, x0), passed(v1, x1)
                     store(to, v0, v1)
 
     return run
@@ -76,9 +111,7 @@ def put_transposed(tile: PatchTile, kind_name: str, mask: bool) -> Any:
 
     @jit(device=True)
     def in_words(acc, floor, stage, warp, lane):
-        pixel = lane & 7
-        chunk = 2 * (warp & 3) + ((lane >> 3) & 1)
-        at = stage + (((lane >> 4) * SQUARE + pixel) * ROW_BYTES + ((chunk ^ pixel) << 4))
+        at = first_line(stage, warp, lane)
         for pair in range(LINES // 2):
             to = at + pair * (2 * SQUARE * ROW_BYTES)
             a0, a1, b0, b1 = acc[8 * pair], acc[8 * pair + 1], acc[8 * pair + 2], acc[8 * pair + 3]

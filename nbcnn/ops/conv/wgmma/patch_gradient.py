@@ -18,65 +18,14 @@ from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.activations.table import gradient_of
 from nbcnn.ops.conv.wgmma.epilogue import store_pair
 from nbcnn.ops.conv.wgmma.patch import SQUARE, WARPS, PatchTile
-from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES
+from nbcnn.ops.conv.wgmma.patch_epilogue import first_line, pair_place, read_pair
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32, unknown_word
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4_trans, stmatrix_x4_trans
-from nbcnn.ops.ptx.shared import load_words_1, load_words_2, store_words_1
+from nbcnn.ops.ptx.shared import load_words_1, store_words_1
 from nbcnn.ops.ptx.shuffle import sum_over
-
-
-@cache
-def read_pair(kind_name: str) -> Any:
-    """Device function (at) -> two neighbouring values of the stage, as float32."""
-    if KINDS[kind_name].result == 2:
-
-        @jit(device=True)
-        def run(at):
-            word = load_words_1(at)
-            return bf16_low(word), bf16_high(word)
-    else:
-
-        @jit(device=True)
-        def run(at):
-            a, b = load_words_2(at)
-            return bits_float(a), bits_float(b)
-
-    return run
-
-
-@cache
-def pair_place(tile: PatchTile, kind_name: str) -> Any:
-    """Device function (stage, warp, lane, half, j) -> where a thread's columns 8·j + 2·(lane mod 4) and the next of its first row of a square lie.
-
-    The second row is 8 rows further down.
-    """
-    kind = KINDS[kind_name]
-    COLUMNS, BF16 = tile.BN * kind.result // ROW_BYTES, kind.result == 2
-
-    @jit(device=True)
-    def run(stage, warp, lane, half, j):
-        row = (warp & 3) * 16 + (lane >> 2)
-        swizzle = lane >> 2
-        pair = lane & 3
-        if BF16:
-            at = stage + (half * COLUMNS + j // 8) * BLOCK_BYTES + ((j % 8 ^ swizzle) << 4) + (pair << 2)
-        else:
-            chunk = 2 * (j % 4) + (pair >> 1)
-            at = stage + (half * COLUMNS + j // 4) * BLOCK_BYTES + ((chunk ^ swizzle) << 4) + ((pair & 1) << 3)
-        return at + row * ROW_BYTES
-
-    return run
-
-
-@jit(device=True)
-def _first_line(stage, warp, lane):
-    """Where a lane's matrix of the first two lines lies, as `ldmatrix` and `stmatrix` of transposed matrices want it (`put_transposed`)."""
-    pixel = lane & 7
-    chunk = 2 * (warp & 3) + ((lane >> 3) & 1)
-    return stage + (((lane >> 4) * SQUARE + pixel) * ROW_BYTES + ((chunk ^ pixel) << 4))
 
 
 @cache
@@ -100,7 +49,7 @@ def take_staged(tile: PatchTile, kind_name: str) -> Any:
 
     @jit(device=True)
     def transposed(acc, stage, warp, lane):
-        every_line(acc, _first_line(stage, warp, lane))
+        every_line(acc, first_line(stage, warp, lane))
 
     @jit(device=True)
     def straight(acc, stage, warp, lane):
@@ -162,7 +111,7 @@ def take_signs(tile: PatchTile, kind_name: str) -> Any:
     def transposed(signs, stage, warp, lane):
         for word in range(WORDS):
             signs[word] = 0
-        every_line(signs, _first_line(stage, warp, lane))
+        every_line(signs, first_line(stage, warp, lane))
         for word in range(WORDS):
             signs[word] = unknown_word(signs[word])
 
@@ -261,7 +210,7 @@ def put_sums(tile: PatchTile, kind_name: str, activation: str, masked: bool) -> 
         m1, f1, b1 = channel(weight, bias, mean, rstd, min(n + 8, K - 1))
         for k in range(4):
             sums[k] = 0.0
-        every_line(acc, signs, sums, _first_line(stage, warp, lane), m0, f0, b0, m1, f1, b1)
+        every_line(acc, signs, sums, first_line(stage, warp, lane), m0, f0, b0, m1, f1, b1)
         for k in range(4):
             sums[k] = over_pixels(sums[k])
         if lane & 3 == 0:
