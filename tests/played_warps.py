@@ -116,7 +116,6 @@ class Block:
             local=local,
             syncthreads=lambda: whole.wait(_SECONDS),
             syncwarp=lambda *_: None,
-            ballot_sync=lambda mask, wanted: 0,
         )
 
     def play(self, kernel: Function, args: tuple[Any, ...]) -> None:
