@@ -7,20 +7,9 @@ import pytest
 from gradients import assert_same_gradients
 
 from nbcnn.nn.activations import ReLU, Sigmoid, Swish
-from nbcnn.nn.fuse import (
-    RULES,
-    AddReLU,
-    ConvReLU,
-    ConvReLUPool,
-    LinearReLU,
-    LinearSigmoid,
-    LinearSwish,
-    UpConv,
-    UpConvMSE,
-    UpConvReLU,
-    fuse,
-    fuse_nodes,
-)
+from nbcnn.nn.fuse import RULES, fuse, fuse_nodes
+from nbcnn.nn.fuse_convs import ConvReLU, ConvReLUPool, LinearReLU, LinearSigmoid, LinearSwish, UpConv, UpConvMSE, UpConvReLU
+from nbcnn.nn.fuse_sums import AddReLU
 from nbcnn.nn.graphs import Graph, Input, wired
 from nbcnn.nn.joins import Add, Concat
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual, parameters, sized

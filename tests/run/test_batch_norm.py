@@ -14,8 +14,9 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Swish
 from nbcnn.nn.corruption import Dropout
-from nbcnn.nn.fuse import AddReLU, fuse, fuse_nodes
+from nbcnn.nn.fuse import fuse, fuse_nodes
 from nbcnn.nn.fuse_norms import BatchNormAddReLU, BatchNormGELU, BatchNormReLU, ConvBatchNorm, ConvBatchNormGELU, ResidualReLU
+from nbcnn.nn.fuse_sums import AddReLU
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.joins import Add
 from nbcnn.nn.layers import Conv2d, Residual, sized

@@ -12,7 +12,8 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import DWCONV, MODES, with_dwconv
 from nbcnn.nn.activations import Swish
-from nbcnn.nn.fuse import DepthwiseTogether, fuse
+from nbcnn.nn.fuse import fuse
+from nbcnn.nn.fuse_series import DepthwiseTogether
 from nbcnn.nn.layers import Residual
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.series_layers import DepthwiseConv1d

@@ -15,7 +15,8 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.language import SIMULATOR
-from nbcnn.nn.fuse import ConvEvoNorm, LinearReLU, fuse
+from nbcnn.nn.fuse import fuse
+from nbcnn.nn.fuse_convs import ConvEvoNorm, LinearReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.nn.models import mnist_cnn
