@@ -5,7 +5,7 @@
     bias_fprop, concat_fprop            concat_bias_fprop: the copy of the last of two values adds the bias
     add, relu_dgrad                     add_relu_dgrad: the two gradients of a ReLU's output are added and masked in one pass
     conv_dgrad_relu, add, relu_dgrad    besides, a convolution does not mask what the pass behind it masks by the same values
-    conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks, of stride 1; of others no fast form can
+    conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks, of stride 1; of others not every engine can
 
 And, where the row has an implementation of the step (`with_sums`):
 

@@ -119,7 +119,9 @@ def test_a_residual_network_without_norms_has_the_gradients_of_the_plain_one(mon
     assert loss == pytest.approx(plain_loss, rel=bound)
     for name, gradient in grads.items():
         assert np.linalg.norm(gradient - plain_grads[name]) <= bound * max(np.linalg.norm(plain_grads[name]), 1e-2), name
-    ops = [step.op for step in fused.record_gradients(5).steps]
+    recorded = fused.record_gradients(5)
+    ops = [step.op for step in recorded.steps]
+    assert "conv_dgrad_add_relu" in [item.step.op for item in fused.lower(recorded).steps]
     assert ops.count("add_relu_dgrad") == 1
     assert not {"add", "relu_dgrad"} & set(ops)
 
@@ -176,15 +178,34 @@ def test_of_two_convolutions_the_one_of_more_taps_makes_the_sums():
     assert (merged[2].op, merged[2].ins[0]) == ("batchnorm_dgrad", dother)
 
 
+def test_the_convolution_of_more_taps_adds_the_other_gradient_of_a_relu():
+    dy, y, a, b, dz = bufs("dy y a b dz")
+    small, large = (Step("conv_dgrad", (dy, Buf("w", (3, 3, r, r))), (dx,), {"stride": 2, "pad": r // 2}, f"conv{r}") for r, dx in ((1, a), (3, b)))
+    first, second = with_sums([small, large, Step("add_relu_dgrad", (a, b, y), (dz,))], served("conv_dgrad_add_relu"))
+    assert first is small
+    assert (second.op, second.ins, second.outs) == ("conv_dgrad_add_relu", (dy, large.ins[1], y, a), (dz,))
+
+
+def test_a_gradient_of_the_callers_own_is_made_though_no_step_reads_it():
+    gradient, norm, _ = norm_steps()
+    own = Buf("dx", (2, 3, 4, 4), home="io")
+    assert with_sums([gradient, replace(norm, outs=(own, *norm.outs[1:]))], served(SUMS))[-1].outs == (own,)
+
+
 def test_norms_keep_their_gradient_where_nothing_is_gained():
     steps = [*norm_steps()]
     gradient, norm, reader = steps
     again = Step("f", (gradient.outs[0],), (Buf("g", (2, 3, 4, 4)),))
+    other, total = bufs("other total")
+    added, of_total = Step("add", (other, gradient.outs[0]), (total,)), replace(norm, ins=(total, *norm.ins[1:]))
+    other_shape = replace(norm, ins=(norm.ins[0], Buf("x", (2, 3, 8, 2)), *norm.ins[2:]))
     for kept, find in (
         (steps, served()),
         (steps, lambda step: ("wgmma", step is norm)),  # each tensor moves once
         (steps, lambda step: ("mma" if step is gradient else "wgmma", False)),  # another engine makes the plain gradient
         ([gradient, again, norm, reader], served(SUMS)),
+        ([gradient, added, of_total, Step("f", (total,), (Buf("g", (2, 3, 4, 4)),)), reader], served(SUMS)),
+        ([gradient, other_shape, reader], served(SUMS)),
         ([replace(gradient, outs=(replace(gradient.outs[0], home="io"),)), norm, reader], served(SUMS)),
     ):
         assert with_sums(kept, find) == kept

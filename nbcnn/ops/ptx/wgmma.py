@@ -49,7 +49,7 @@ def wgmma_wait_all(count: int, first: int = 0) -> Any:
 
 @cache
 def wgmma_settle(count: int) -> Any:
-    """Intrinsic (acc): acc[0 : count] pass through it without an instruction, so that what they are set to stands in their registers from here on.
+    """Intrinsic (acc): acc[0 : count] pass through it without an instruction, so that NVVM makes them before it.
 
     A product reads them on its own time, behind a `wgmma_fence` that orders only what was written before it.
     """

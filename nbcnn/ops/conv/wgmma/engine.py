@@ -41,7 +41,7 @@ _SPLIT_ALIGNMENT = 256
 BY_PATCHES = (WITH_SUMS, WITH_SECOND)
 """Gradients whose epilogue the patch kernel alone has."""
 MULTIPROCESSORS = 132
-"""An H100 and an H200, which run this engine, have so many: for them it is decided whether the patch kernel is the faster one."""
+"""An H100 (SXM) and an H200 have so many: for them it is decided whether the patch kernel is the faster one."""
 
 
 def implementations(precision: str) -> dict[str, Impl]:

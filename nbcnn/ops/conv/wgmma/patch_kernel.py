@@ -335,6 +335,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
                     mbarrier_wait(staged, staged_parity)
                     staged_parity ^= 1
                     signs_of(signs, results, warp, lane)
+                    fence_async_shared()
                     join(group)
                 if ADD:
                     if in_group == 0:
@@ -343,6 +344,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
                     staged_parity ^= 1
                     take_more(acc, results, warp, lane)
                     settle(acc)
+                    # What is read here is overwritten by TMA, whose writes are not ordered behind these reads by a barrier alone.
+                    fence_async_shared()
                     join(group)
                 if STAGED and in_group == 0:
                     fetch(staged_map + u8(phase * ROW_BYTES), results, staged, square, image, h0, w0, n0)
