@@ -37,9 +37,10 @@ RANKS = (1, 2)
 """Numbers of processes of `bench scaling`, where no flag says otherwise."""
 STUDIES = ("step", "nets", "predict", "convs", "epoch", "scaling", "warmup", "selftest")
 BELONGS = {
-    **dict.fromkeys(("iters", "cache", "warmup"), ("an op", "step", "epoch")),
+    **dict.fromkeys(("iters", "cache"), ("an op", "step", "epoch")),
+    "warmup": ("an op", "step", "convs", "epoch"),
     "graph": ("an op", "step"),
-    **dict.fromkeys(("seconds",), ("an op", "step", "nets", "predict", "scaling")),
+    **dict.fromkeys(("seconds",), ("an op", "step", "nets", "predict", "convs", "scaling")),
     **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
     **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
     **dict.fromkeys(("fused", "layers"), ("convs",)),
@@ -108,7 +109,7 @@ def parser() -> Parser:
         "an op; cold: caches flushed before every call; hot: same operands; rotate: other ones, as every step and epoch has",
         "an op: all",
     )
-    flag(group, "--warmup", warmup_time, "op, step, epoch; auto: until times and clock stand still; epoch: two epochs", "auto")
+    flag(group, "--warmup", warmup_time, "op, step, convs, epoch; auto: until times and clock stand still; epoch: two epochs", "auto")
     flag(group, "--graph", bool, "an op: also as one captured CUDA graph of all calls; step, which is one: also launch by launch", "off")
     flag(group, "--seconds", real(0.0, exclusive=True), "sample one figure for at most so long", 3, "seconds")
     flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
@@ -301,7 +302,8 @@ def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     lines = [f"{'layer':8}{'pass':8}{'runs as':>9}{'µs':>9}{'TFLOP/s':>9}{'GB/s':>8}{'cuDNN µs':>10}{'ours is':>9}{'best plan µs':>14}{'ours is':>9}"]
     if flags.peer != "none" and not cudnn_plans.available():
         print(cudnn_plans.MISSING, file=sys.stderr)
-    what = {"precision": flags.precision, "engine": flags.engine or "auto", "fused": bool(flags.fused)}
+    what: dict[str, Any] = {"precision": flags.precision, "engine": flags.engine or "auto", "fused": bool(flags.fused)}
+    what |= {"seconds": flags.seconds, "warmup": None if flags.warmup == "auto" else flags.warmup}
     for row in convs.passes(flags.mode or "im2col", flags.batch or 256, flags.layers or LAYERS, flags.peer != "none", **what):
         rows.append(row)
         peer = f"{row['cudnn_ms']['median'] * 1e3:10.1f}{row['ratio']:8.2f}×" if row["ratio"] else ""

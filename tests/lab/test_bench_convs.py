@@ -40,6 +40,16 @@ def test_every_layer_and_pass_is_timed(small_layers):
     assert all(row["ms"]["median"] > 0 and row["tflops"] > 0 and row["cudnn_ms"] is None for row in rows)
 
 
+def test_figures_are_sampled_for_as_long_as_is_asked_for(small_layers, monkeypatch):
+    asked = []
+    monkeypatch.setattr(convs, "warm_up", lambda works, watch, seconds: (asked.append(seconds), steady.warm_up(works, watch, seconds))[1])
+    timed_in_turn = convs.timed_in_turn
+    monkeypatch.setattr(convs, "timed_in_turn", lambda *given: (asked.append(given[-1]), timed_in_turn(*given))[1])
+    for how in ({}, {"seconds": 0.002, "warmup": 0.0}):
+        next(convs.passes("naive", 2, ("conv1",), beside_cudnn=False, **how))
+    assert asked == [None, convs.SECONDS, 0.0, 0.002]
+
+
 class Peer:
     """A work whose calls take so many milliseconds."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import caches, op, opcases, sampling, steady
 from nbcnn.lab.measure.clocks import Watch
-from nbcnn.lab.measure.op import Choice, NotTimed, prepare
+from nbcnn.lab.measure.op import Choice, NotTimed, prepare, tile_of
 from nbcnn.lab.peers import torch_step as peers
-from nbcnn.ops.kernel.call import HostCall, host
+from nbcnn.ops.conv.wgmma.patch import PatchTile
+from nbcnn.ops.kernel.call import HostCall, Impl, host
 
 SHAPES = {
     "conv": "6,5,4,6,3",
@@ -106,6 +108,14 @@ def test_a_shape_that_is_none_is_refused(name, shape, says):
 def test_a_choice_is_written_in_one_word(text, means):
     assert Choice.parse(text) == means
     assert means.label == text
+
+
+def test_a_tile_is_read_whose_last_fields_have_names_alone():
+    impl = Impl(bind=lambda call: [], candidates=lambda call, multiprocessors: [PatchTile(2, 8, 8, 128, 2, 6, 1, 132)])
+    bound = SimpleNamespace(call=SimpleNamespace(tile=None))
+    assert tile_of(impl, bound, (2, 8, 8, 128, 1, 6, 1, 132, 2, 0), 132) == PatchTile(2, 8, 8, 128, 1, 6, 1, 132, turns=2)
+    with pytest.raises(ValueError, match="no tile of 8 numbers"):
+        tile_of(impl, bound, (2, 8, 8, 128, 1, 6, 1, 132), 132)
 
 
 def test_what_there_is_not_is_refused():

@@ -172,7 +172,7 @@ def tile_of(impl: Impl, bound: Bound, numbers: tuple[int, ...], multiprocessors:
     known = [bound.call.tile, *impl.candidates(bound.call, multiprocessors)]
     for kind in dict.fromkeys(type(tile) for tile in known if tile is not None):
         if len(fields(kind)) == len(numbers):
-            return kind(*numbers)
+            return kind(**dict(zip((field.name for field in fields(kind)), numbers, strict=True)))
     raise ValueError(f"no tile of {len(numbers)} numbers here; its own is {bound.call.tile}")
 
 

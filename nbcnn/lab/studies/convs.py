@@ -29,7 +29,7 @@ MASKED = "conv_dgrad_relu"
 CALLS = 10
 """Calls in one captured graph, unless all sets of operands take more."""
 SECONDS = 0.5
-"""A figure is sampled for at most so long."""
+"""A figure is sampled for at most so long, if nothing else is asked for."""
 
 
 def passes(
@@ -41,6 +41,8 @@ def passes(
     precision: str | None = None,
     engine: str = "auto",
     fused: bool = False,
+    seconds: float | None = None,
+    warmup: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """One row per layer and pass: our time, cuDNN's convolution alone in the same precision, the ratio, and the rate.
 
@@ -49,7 +51,8 @@ def passes(
     of the row's own work.
 
     conv1 needs no dgrad. `fused` times the ops of the fused plan (with ReLU, pooling, folded upsampling, loss); their
-    TFLOP/s count the direct convolution, so a folded one may exceed the GPU's peak. Weights are packed beforehand.
+    TFLOP/s count the direct convolution, so a folded one may exceed the GPU's peak. Weights are packed beforehand. A figure is sampled for
+    `seconds` at most (None: SECONDS), after `warmup` seconds, or (None) when times and clock stand still.
 
     Raises NotTimed for an op that fails parity.
     """
@@ -67,8 +70,8 @@ def passes(
             best = {each: work for each, work in plans.items() if not isinstance(work, str)}
             works = [*(made.work("rotate", graph=True) for made in ours), *peer, *best.values()]
             with Watch(device) as watch:
-                warm = warm_up(works, watch)
-                found = timed_in_turn(works, max(CALLS, len(ours[0].bounds)), warm, watch, SECONDS)
+                warm = warm_up(works, watch, warmup)
+                found = timed_in_turn(works, max(CALLS, len(ours[0].bounds)), warm, watch, SECONDS if seconds is None else seconds)
             its, planned = found[len(ours) : len(ours) + len(peer)], dict(zip(best, found[len(ours) + len(peer) :], strict=True))
             for made, mine in zip(ours, found, strict=False):
                 timing = mine.timing
