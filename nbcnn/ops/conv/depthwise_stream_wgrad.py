@@ -35,7 +35,7 @@ from nbcnn.ops.conv.depthwise_stream import (
     unroll_of,
 )
 from nbcnn.ops.conv.depthwise_walk import Pass, Walk, inside, pass_of
-from nbcnn.ops.conv.depthwise_wgrad import THREADS, blocks_of, sums_of
+from nbcnn.ops.conv.depthwise_wgrad import THREADS, add_step, blocks_of, sums_of
 from nbcnn.ops.conv.grouped import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div, step_pixel, unrolled
@@ -63,9 +63,9 @@ def _stages(call: Call, walk: Walk) -> int:
 @cache
 def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: bool) -> Any:
     """The kernel of a part of the gradient; x and dy are stored as `kind`, `group` threads lie along the channels."""
-    R, S, READS, SLOTS, OVER, ACROSS, L = walk.R, walk.S, walk.reads, walk.slots, walk.over, walk.across, LANES
-    COLUMNS, JUMP, STAGES, TAPS, LINES, WIDTH = walk.columns, walk.jump, stages, R * S, THREADS // group, group * LANES
-    PLACES, LOADS, ROW, STEPS = TAPS + with_bias, READS * ACROSS, COLUMNS * LANES, unroll_of(stages, walk.slots)
+    READS, SLOTS, ACROSS, L, COLUMNS, STAGES = walk.reads, walk.slots, walk.across, LANES, walk.columns, stages
+    LINES, WIDTH, add = THREADS // group, group * LANES, add_step(walk, LANES, with_bias)
+    PLACES, LOADS, ROW, STEPS = walk.R * walk.S + with_bias, READS * ACROSS, COLUMNS * LANES, unroll_of(stages, walk.slots)
     (BYTES, LOAD), STAGE = load_bytes(kind), _stage(walk, kind)
     RING_BYTES, SIZE, ALL, VALUES, RING_VALUES = stages * STAGE, BYTES // LANES, PLACES * L, LOADS * L, SLOTS * ROW
     copy_x, copy, take, wait, wait_all = copy_rows(walk, kind), cp_async_through(BYTES), take_of(kind), cp_async_wait(stages - 2), cp_async_wait(0)
@@ -124,20 +124,7 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
                 take(ring, (SLOTS - 1) * ROW + j * L, slots + (TAKEN + (LOADS + j) * LOAD))
             # The slots that are filled now were read a step ago.
             fetch(behind if g == 0 else slots + FILLED, x, dy, at, strips, where, extent, pitches, jumps)
-            for r in range(R):
-                e = R - 1 - r
-                for s in range(S):
-                    for j in range(COLUMNS):
-                        for c in range(L):
-                            value = values[((READS - 1 - e % OVER) * ACROSS + s + j * JUMP) * L + c]
-                            acc[(r * S + s) * L + c] += ring[e // OVER * ROW + j * L + c] * value
-            if with_bias:
-                for j in range(COLUMNS):
-                    for c in range(L):
-                        acc[TAPS * L + c] += ring[(SLOTS - 1) * ROW + j * L + c]
-            for k in range(SLOTS - 1):
-                for c in range(ROW):
-                    ring[k * ROW + c] = ring[(k + 1) * ROW + c]
+            add(values, ring, acc)
 
         return run
 

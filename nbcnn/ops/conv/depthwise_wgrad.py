@@ -62,12 +62,40 @@ def blocks_of(sums: int) -> int:
 
 
 @cache
+def add_step(walk: Walk, lanes: int, with_bias: bool) -> Any:
+    """Device function (values, ring, acc): the products of a step's values of x with the rows of dy in `ring`, the newest last, into acc[tap, lane].
+
+    Then the ring moves on by a row. acc[R·S] is the sum of dy.
+    """
+    R, S, READS, SLOTS, OVER, ACROSS, L = walk.R, walk.S, walk.reads, walk.slots, walk.over, walk.across, lanes
+    COLUMNS, JUMP, TAPS, ROW = walk.columns, walk.jump, R * S, walk.columns * lanes
+
+    @jit(device=True)
+    def run(values, ring, acc):
+        for r in range(R):
+            e = R - 1 - r
+            for s in range(S):
+                for j in range(COLUMNS):
+                    for c in range(L):
+                        value = values[((READS - 1 - e % OVER) * ACROSS + s + j * JUMP) * L + c]
+                        acc[(r * S + s) * L + c] += ring[e // OVER * ROW + j * L + c] * value
+        if with_bias:
+            for j in range(COLUMNS):
+                for c in range(L):
+                    acc[TAPS * L + c] += ring[(SLOTS - 1) * ROW + j * L + c]
+        for k in range(SLOTS - 1):
+            for c in range(ROW):
+                ring[k * ROW + c] = ring[(k + 1) * ROW + c]
+
+    return run
+
+
+@cache
 def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, group: int, with_bias: bool) -> Any:
     """The kernel of a part of the gradient; x and dy are stored as `kind`, a thread owns `lanes` channels, `group` threads lie along them."""
-    R, S, READS, SLOTS, OVER, ACROSS, L = walk.R, walk.S, walk.reads, walk.slots, walk.over, walk.across, lanes
-    COLUMNS, JUMP = walk.columns, walk.jump
-    TAPS, LINES, ALL, STEP = R * S, THREADS // group, (R * S + with_bias) * lanes, READS * ACROSS * lanes
-    PLACES, WIDTH, ROW = ALL // L, group * lanes, walk.columns * lanes
+    S, READS, SLOTS, ACROSS, L, COLUMNS = walk.S, walk.reads, walk.slots, walk.across, lanes, walk.columns
+    LINES, ALL, STEP = THREADS // group, (walk.R * S + with_bias) * lanes, READS * ACROSS * lanes
+    PLACES, WIDTH, ROW, add = ALL // L, group * lanes, walk.columns * lanes, add_step(walk, lanes, with_bias)
     SHARED, RING = PLACES * WIDTH, SLOTS * ROW
     hold = held(lanes, kind)
     WORD, WORDS, load, unpack_dy = hold.kind, hold.words, hold.load, hold.unpack
@@ -97,20 +125,7 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
             unpack(values, words)
             for j in range(COLUMNS):
                 unpack_dy(ring, (SLOTS - 1) * ROW + j * L, fresh, FIRST + j * WORDS)
-            for r in range(R):
-                e = R - 1 - r
-                for s in range(S):
-                    for j in range(COLUMNS):
-                        for c in range(L):
-                            value = values[((READS - 1 - e % OVER) * ACROSS + s + j * JUMP) * L + c]
-                            acc[(r * S + s) * L + c] += ring[e // OVER * ROW + j * L + c] * value
-            if with_bias:
-                for j in range(COLUMNS):
-                    for c in range(L):
-                        acc[TAPS * L + c] += ring[(SLOTS - 1) * ROW + j * L + c]
-            for k in range(SLOTS - 1):
-                for c in range(ROW):
-                    ring[k * ROW + c] = ring[(k + 1) * ROW + c]
+            add(values, ring, acc)
 
         return run
 
