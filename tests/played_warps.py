@@ -40,6 +40,7 @@ class Sums(list):
     def __init__(self, count: int) -> None:
         super().__init__([0.0] * count)
         self.log: list[Any] = []
+        self.products = 0
         self.groups: list[list[tuple[int, Any]]] = [[]]
 
 
@@ -251,6 +252,7 @@ class Block:
 
     def _multiply(self, sums: Sums, a: int, b: int, add: int) -> None:
         operands = [(descriptor & 0x3FFF) << 4 for descriptor in (a, b)]
+        sums.products += 1
         for address in operands:
             sums.groups[-1].append(self._held(address))
         if operands[1] % 128 == 0:  # the first of the four products of 128 bytes

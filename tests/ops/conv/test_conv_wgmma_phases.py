@@ -21,7 +21,7 @@ from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.engine import implementations, traffic
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.phases import BAND, taps_of, tile_in_bands, turned
-from nbcnn.ops.conv.wgmma.tile import KINDS, Tile, tiles_of
+from nbcnn.ops.conv.wgmma.tile import KINDS, Tile, steps_of_tap, tiles_of
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.ptx.vector import load1_if
@@ -199,6 +199,28 @@ def test_played_blocks_of_columns_multiply_the_taps_of_their_phases(taps, pad, o
             got.append(((c, int(low) - g.top, int(right) - g.left), filters))
         assert sorted(got) == sorted(wanted(g, kind, phase, n0))
     assert seen == {(m * 64, n * 64, phase) for m in range(down) for n in range(across // 4) for phase in range(4)}
+
+
+@pytest.mark.skipif(nb.SIMULATOR, reason="kernels are played in another way")
+@pytest.mark.parametrize(("K", "steps"), [(128, (4, 4)), (96, (4, 2)), (112, (4, 3)), (48, (3,)), (168, (4, 4, 3))])
+def test_played_blocks_of_columns_multiply_no_channels_that_there_are_not(K, steps):
+    """Of every stage of a tap as many instructions along K are issued as have channels; the order of the stages stays."""
+    tile, case, kind = Tile(128, 64, 1, 3, 1), gradient(strided(1, 64, K, 12, 3, 1)), KINDS["bf16"]
+    g, (launch,) = correlation(bare(case)), bound_on_host(case, "bf16", tile).launches
+    assert steps_of_tap(g.C, kind) == (steps if set(steps) != {4} else (4,))
+    sums = {}
+
+    def store(block, ring, x, y, t, m0, n0, *rest):
+        if t == 0:
+            sums[2 * rest[-2] + rest[-1]] = block.here.sums
+
+    for number in range(launch.grid):
+        sizes = {"cp_async_bulk_tensor_4d_im2col": 128 * tile.BM, "cp_async_bulk_tensor_2d": 128 * tile.BN}
+        kept = {"put_fragments": lambda *_: None, "store_rows": store}
+        Block(number, launch.grid, tile.threads // 32, sizes, {load1_if.py_func.__qualname__: lambda *_: 0.0} | kept).play(
+            launch.kernel, numbers(launch.args)
+        )
+    assert {phase: made.products for phase, made in sums.items()} == {phase: g.spans.taps(phase) * sum(steps) * 2 for phase in range(4)}
 
 
 # -- bytes, compiled code, a GPU

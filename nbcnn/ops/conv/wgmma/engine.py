@@ -17,7 +17,7 @@ from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.patch_kernel import correlate_patches
 from nbcnn.ops.conv.wgmma.split import PLANES, launch_split, split_traffic
-from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, shared_bytes, tiles_of, work
+from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, shared_bytes, steps_of_tap, tiles_of, work
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
@@ -160,7 +160,7 @@ def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: 
     channels, steps = whole(g.C, kind.channels), _row(g, kind) // kind.channels
     scalars = (g.N, channels, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, steps)
     args = (maps, b, biased, floor, x, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
-    kernel = correlate(tile, kind.name, _stored(g, e), g.spans)
+    kernel = correlate(tile, kind.name, _stored(g, e), g.spans, steps_of_tap(g.C, kind))
     return Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))
 
 

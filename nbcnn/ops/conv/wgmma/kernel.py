@@ -13,7 +13,7 @@ from nbcnn.ops.conv.wgmma import epilogue as stores
 from nbcnn.ops.conv.wgmma.mainloop import consumer, producer
 from nbcnn.ops.conv.wgmma.phases import taps_of, tile_in_bands
 from nbcnn.ops.conv.wgmma.ring import aligned, init_ring
-from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, shared_bytes, stage_bytes
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, STEPS_OF_ROW, WARPGROUP, Tile, shared_bytes, stage_bytes
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -22,15 +22,15 @@ from nbcnn.ops.ptx.vector import load1_if
 
 
 @cache
-def correlate(tile: Tile, kind_name: str, epilogue: str, spans: Spans | None = None) -> Any:
+def correlate(tile: Tile, kind_name: str, epilogue: str, spans: Spans | None = None, tap: tuple[int, ...] = (STEPS_OF_ROW,)) -> Any:
     """The kernel for one tile and precision. epilogue: "rows", "mask" (only where x > 0), "pool", "moments", "interleave" (four phases)
-    or "interleave mask". spans: the taps of each phase, if not all have all."""
+    or "interleave mask". spans: the taps of each phase, if not all have all. tap: as `steps_of_tap`."""
     kind = KINDS[kind_name]
     THREADS, WARPS, STAGES, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
     RING = max(tile.slots * stage_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
     HALVES, EIGHTS = BM // tile.groups // 64, BN // 8
     SUMS = HALVES * EIGHTS * 4
-    init, produce, consume = init_ring(STAGES, WARPS), producer(tile, kind_name, spans), consumer(tile, kind_name)
+    init, produce, consume = init_ring(STAGES, WARPS), producer(tile, kind_name, spans), consumer(tile, kind_name, tap=tap)
     GROUP_BYTES = BM // tile.groups * ROW_BYTES
     put = stores.put_fragments(tile, kind_name)
     store = stores.store_rows(tile, kind_name, "mask" in epilogue, "interleave" in epilogue)

@@ -14,7 +14,7 @@ from nbcnn.ops.conv.frame.correlation import Spans
 from nbcnn.ops.conv.wgmma import ring
 from nbcnn.ops.conv.wgmma.phases import taps_of
 from nbcnn.ops.conv.wgmma.ring import claim_stage, next_stage
-from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, stage_bytes
+from nbcnn.ops.conv.wgmma.tile import KINDS, STEPS_OF_ROW, WARPGROUP, Tile, stage_bytes
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d
 from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_tf32
@@ -75,8 +75,11 @@ def producer(tile: Tile, kind_name: str, spans: Spans | None = None) -> Any:
 
 
 @cache
-def multiply_stage(tile: Tile, kind_name: str) -> Any:
-    """Device function (acc, a, b, add): acc (+)= all products of one stage, whose tiles start at shared addresses a and b."""
+def multiply_stage(tile: Tile, kind_name: str, steps: int = STEPS_OF_ROW) -> Any:
+    """Device function (acc, a, b, add): acc (+)= all products of one stage, whose tiles start at shared addresses a and b.
+
+    steps: those of a row that have channels; the others are zeros.
+    """
     kind = KINDS[kind_name]
     A_BYTES, B_BYTES = tile.BM * ROW_BYTES, tile.BN * ROW_BYTES
     multiply = wgmma_tf32 if kind_name == "tf32" else wgmma_bf16
@@ -92,15 +95,17 @@ def multiply_stage(tile: Tile, kind_name: str) -> Any:
         )
         for half in range(halves)
         for i, (plane_a, plane_b) in enumerate(products)
-        for step in range(4)
+        for step in range(steps)
     ]
     return ring.products_of_stage(instructions, k_major)
 
 
 @cache
-def consumer(tile: Tile, kind_name: str, persistent: bool = False) -> Any:
-    """The ring's consumer for a tile, as `ring.consumer`; sums of three planes are promoted after each step."""
+def consumer(tile: Tile, kind_name: str, persistent: bool = False, tap: tuple[int, ...] = (STEPS_OF_ROW,)) -> Any:
+    """The ring's consumer for a tile, as `ring.consumer`; sums of three planes are promoted after each step. tap: as `steps_of_tap`."""
     kind = KINDS[kind_name]
     sums, b_offset = tile.BM // tile.groups * tile.BN // WARPGROUP, kind.planes * tile.BM * ROW_BYTES
-    shape = multiply_stage(tile, kind_name), sums, tile.slots, stage_bytes(tile, kind), b_offset
-    return ring.promoting_consumer(*shape) if kind.planes > 1 else ring.consumer(*shape, persistent)
+    shape = sums, tile.slots, stage_bytes(tile, kind), b_offset
+    if kind.planes > 1:
+        return ring.promoting_consumer(multiply_stage(tile, kind_name), *shape)
+    return ring.consumer(tuple(multiply_stage(tile, kind_name, steps) for steps in tap), *shape, persistent)

@@ -110,31 +110,53 @@ def products_of_stage(instructions: Sequence[tuple[Any, int, int, bool]], operan
 
 
 @cache
-def consumer(multiply: Any, sums: int, stages: int, stage_bytes: int, b_offset: int, persistent: bool = False) -> Any:
+def consumer(multiply: tuple[Any, ...], sums: int, stages: int, stage_bytes: int, b_offset: int, persistent: bool = False) -> Any:
     """Device function (acc, ring, full, empty, own, lane, steps, stage, parity) -> stage and parity behind the tile: acc += A·Bᵀ over `steps` stages.
 
     The tensor cores work on one stage while the products of the next are issued; a stage is given back when the one after it is under way.
     There is at least one step. The loop ends in the middle: a path around the products would have the sums copied.
 
-    multiply    device function (acc, a, b, add) that issues all products of a stage; `add` 0 forgets the old sums
+    multiply    device functions (acc, a, b, add), each of which issues all products of a stage, in the order in which stages take turns with them;
+                `steps` is a multiple of their number. `add` 0 forgets the old sums
     b_offset    bytes from the start of a stage to the tile of B; `own`: to the warpgroup's rows of A
     persistent  tile follows tile: the first products of each forget the sums of the last, and its last stage is given back too
     """
-    advance, one_running, all_done = next_stage(stages), wgmma_wait(1), wgmma_wait_all(sums)
+    advance, one_running, all_done, TURNS = next_stage(stages), wgmma_wait(1), wgmma_wait_all(sums), len(multiply)
+
+    def in_turn(turn: int) -> Any:
+        """Device function for the stages of a turn and of those behind it: -> the last stage, the next one, its parity."""
+        products = multiply[turn]
+
+        @jit(device=True)
+        def last(acc, ring, full, empty, own, lane, step, previous, stage, parity):
+            mbarrier_wait(full + stage * 8, parity)
+            here = ring + stage * stage_bytes
+            products(acc, here + own, here + b_offset, step > 0 if persistent else 1)
+            one_running()
+            if lane == 0 and step > 0:
+                mbarrier_arrive(empty + previous * 8)
+            following, parity = advance(stage, parity)
+            return stage, following, parity
+
+        if turn == TURNS - 1:
+            return last
+        others = in_turn(turn + 1)
+
+        @jit(device=True)
+        def run(acc, ring, full, empty, own, lane, step, previous, stage, parity):
+            previous, stage, parity = last(acc, ring, full, empty, own, lane, step, previous, stage, parity)
+            return others(acc, ring, full, empty, own, lane, step + 1, previous, stage, parity)
+
+        return run
+
+    turns = in_turn(0)
 
     @jit(device=True)
     def run(acc, ring, full, empty, own, lane, steps, stage, parity):
         step, previous = 0, 0
         while True:
-            mbarrier_wait(full + stage * 8, parity)
-            here = ring + stage * stage_bytes
-            multiply(acc, here + own, here + b_offset, step > 0 if persistent else 1)
-            one_running()
-            if lane == 0 and step > 0:
-                mbarrier_arrive(empty + previous * 8)
-            previous = stage
-            stage, parity = advance(stage, parity)
-            step += 1
+            previous, stage, parity = turns(acc, ring, full, empty, own, lane, step, previous, stage, parity)
+            step += TURNS
             if step >= steps:
                 break
         all_done(acc)

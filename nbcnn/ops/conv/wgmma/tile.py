@@ -55,7 +55,21 @@ class Kind:
         return ROW_BYTES // self.element
 
 
+STEPS_OF_ROW = 4
+"""Instructions along K in which a row of 128 bytes is multiplied, 16 channels each of bfloat16, 8 of tf32."""
+_MOST_STAGES_OF_TAP = 4
 KINDS = {"bf16": Kind("bf16", 2, 1, 2), "tf32": Kind("tf32", 4, 1, 4), "fp32": Kind("fp32", 2, 3, 4)}
+
+
+def steps_of_tap(C: int, kind: Kind) -> tuple[int, ...]:
+    """Instructions along K of every stage of a tap: in the last one those that have channels, of 96 of bfloat16 (4, 2) instead of (4, 4).
+
+    Where a tap has many stages they are all alike: the zeros of its last are few, and each stage is code of its own.
+    """
+    stages, left = -(-C // kind.channels), C % kind.channels
+    if kind.planes > 1 or left == 0 or stages > _MOST_STAGES_OF_TAP:
+        return (STEPS_OF_ROW,)
+    return (*[STEPS_OF_ROW] * (stages - 1), -(-left * STEPS_OF_ROW // kind.channels))
 
 
 def stage_bytes(tile: Tile, kind: Kind) -> int:
@@ -151,14 +165,15 @@ def end_bytes(g: Correlation, kind: Kind, rows: int, columns: int, epilogue: str
 def work(g: Correlation, kind: Kind, tile: Tile, epilogue: str) -> Work:
     """What a launch of the kernel asks for."""
     down, across = tiles_of(g, tile)
-    landed = stage_bytes(tile, kind)
+    landed, tap = stage_bytes(tile, kind), steps_of_tap(g.C, kind)
+    multiplied = sum(tap) / (len(tap) * STEPS_OF_ROW)
     return Work(
         tiles=down * across,
         together=tile.blocks,
         steps=g.mean_taps * (whole(g.C, kind.channels) // kind.channels),
         ahead=tile.slots,
-        tensor=product_cycles(kind, tile.BM, tile.BN),
-        shared=landed + product_bytes(kind, tile.BM, tile.BN),
+        tensor=multiplied * product_cycles(kind, tile.BM, tile.BN),
+        shared=landed + multiplied * product_bytes(kind, tile.BM, tile.BN),
         fetched=landed,
         ends=end_bytes(g, kind, tile.BM, tile.BN, epilogue),
         memory=compulsory_bytes(g, kind, epilogue),

@@ -106,8 +106,8 @@ def _multiply_stage(tile: PixelTile) -> Any:
 def consumer(tile: PixelTile) -> Any:
     """The ring's consumer for a tile, as `ring.consumer`; in fp32 sums are promoted after each step."""
     sums, b_offset = tile.BM // tile.groups * tile.BN // WARPGROUP, tile.BM // tile.panel * tile.panel_bytes
-    make = promoting_consumer if tile.planes == 2 else ring_consumer
-    return make(_multiply_stage(tile), sums, tile.slots, tile.stage_bytes, b_offset)
+    shape = sums, tile.slots, tile.stage_bytes, b_offset
+    return promoting_consumer(_multiply_stage(tile), *shape) if tile.planes == 2 else ring_consumer((_multiply_stage(tile),), *shape)
 
 
 @cache

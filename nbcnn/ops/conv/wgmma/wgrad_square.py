@@ -288,7 +288,7 @@ def square_product(tile: SquareTile, bias: bool, whole: bool) -> Any:
     RING, PANEL_BYTES, SUMS = STAGES * tile.stage_bytes, tile.panel_bytes, BM * CHANNELS * S // WARPGROUP
     ARRIVALS = CONSUMERS // WARP + (HELPERS if bias else 0)
     init, produce = init_ring(STAGES, ARRIVALS), _producer(tile)
-    consume = consumer(_multiply_square(tile), SUMS, STAGES, tile.stage_bytes, 0)
+    consume = consumer((_multiply_square(tile),), SUMS, STAGES, tile.stage_bytes, 0)
     CLUSTER, WHOLE, SUMMERS, locate = tile.cluster, whole, HELPERS if bias else 0, place_of_block(tile.BM, tile.cluster)
     add_up = summer(tile, False, CLUSTER > 1 or WHOLE)
     share: Any = share_sums(CONSUMERS, SUMS, CLUSTER, SUMMERS, place_of_four(), RING) if CLUSTER > 1 and not WHOLE else None
