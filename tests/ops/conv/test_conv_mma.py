@@ -10,14 +10,14 @@ import pytest
 from nbcnn.check.gradcheck import bound, parity, reference
 from nbcnn.check.one_op import pack_array
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import Row
 from nbcnn.ops.conv import fused
 from nbcnn.ops.conv.frame.correlation import correlation, pack
 from nbcnn.ops.conv.fused import REAL_POOLED, REAL_UP, linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.mma import ops
 from nbcnn.ops.conv.mma.engine import IMAGE_OPS
-from nbcnn.ops.conv.mma.tile import KINDS, WHOLE, Tile, choose, worth_measuring
+from nbcnn.ops.conv.mma.tile import KINDS, WHOLE, Tile, candidates, choose, worth_measuring
 from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
 from nbcnn.ops.kernel.call import Call
 from nbcnn.plan.shapes import ConvShape
@@ -75,6 +75,43 @@ def one_shape():
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_splits(gpu, precision):
     check(gpu, precision, one_shape(), [Tile(32, 32, 2, 2, 4, 4, split) for split in (2, 5)])
+
+
+def ragged_cases():
+    """Cases of which no result has a multiple of four channels: a thread of the sum takes up to three channels that are no quad."""
+    shape, up = ConvShape(2, 32, 6, 4, 10, 3, 3, 1, 1), ConvShape(1, 13, 3, 4, 5, 3, 3, 1, 1)
+    few = ConvShape(1, 6, 8, 8, 36, 3, 3, 2, 1)
+    linear = (*conv_cases(ConvShape(5, 784, 1, 1, 10, 1, 1)), *linear_cases(3, 200, 7))
+    made = image_cases([*conv_cases(shape), *pooled_cases(shape), *relu_cases(shape), *up_cases(up), *conv_cases(few), *relu_cases(few), *linear])
+    return [case for case in made if case.outs[0][0][1] % 4]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_splits_of_channels_that_are_no_quads(device, precision):
+    assert {case.op for case in ragged_cases()} >= {"conv_relu_pool_fprop", "conv_dgrad_relu", "upconv_fprop", "conv_swish_fprop"}
+    # In the simulator, which does not compare addresses, no ring wraps: 16 parts have at most four k-tiles.
+    tiles = [Tile(32, 32, 2, 2, 4, 4, split) for split in ((16,) if gpu_device.SIMULATOR else (2, 5, 16))]
+    check(device, precision, ragged_cases(), tiles)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_long_product_of_few_channels(gpu, precision):
+    check(gpu, precision, image_cases([*conv_cases(ConvShape(64, 7840, 1, 1, 10, 1, 1)), *linear_cases(64, 7840, 10)]))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_long_product_is_split_whatever_its_channels(precision):
+    call = bare_call("conv_fprop", ConvShape(256, 7840, 1, 1, 10, 1, 1), precision)
+    g, impl = correlation(call), ops(precision)["conv_fprop"]
+    tile = choose(g, precision, 132)
+    assert tile.split > 1
+    assert {made.split for made in candidates(g, KINDS[precision])} >= {1, tile.split}
+    call = replace(call, tile=tile)
+    product, added = impl.traffic(call)
+    assert impl.scratch(call) == product.write == added.read == 4 * tile.split * 256 * 10
+    assert added.write == 256 * 10 * KINDS[precision].element
+    product, added = launches("conv_fprop", ConvShape(256, 7840, 1, 1, 10, 1, 1), precision, tile)
+    assert added.grid == 256 * 3 // 64
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -181,7 +218,7 @@ def test_packed_filters_in_the_formula_give_the_op(shape):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("precision", "op", "arch", "batch"),
     [

@@ -112,7 +112,7 @@ def _is_weight(s, shape):
 @pytest.mark.parametrize(
     ("which", "op", "shape", "up", "words"),
     [
-        (0, "conv_fprop", ConvShape(1, 20, 8, 8, 8, 3, 3, 1, 1), False, "more than 32 columns"),
+        (0, "conv_fprop", ConvShape(1, 20, 8, 8, 8, 3, 3, 1, 1), False, "12 products of 16 columns, more than 10"),
         (0, "conv_fprop", ConvShape(1, 2, 11, 10, 3, 4, 4, 3, 0), False, "stride of 1 or 2"),
         (1, "conv_dgrad", ConvShape(1, 16, 8, 8, 5, 3, 3, 1, 1), False, "5 filters are no thin last layer"),
         (1, "upconv_fprop", ConvShape(1, 6, 4, 4, 3, 3, 3, 1, 1), True, "16 bytes"),

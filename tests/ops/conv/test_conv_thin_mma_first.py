@@ -11,12 +11,13 @@ import pytest
 from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.one_op import Unsupported, pack_array, run_op
 from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import MEAN_FUSED, REAL_POOLED, pooled_cases, relu_cases
 from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
 from nbcnn.ops.conv.thin_mma import first_wgrad
 from nbcnn.ops.conv.thin_mma.first import PRECISIONS, ops
-from nbcnn.ops.conv.thin_mma.first_shape import filter_of_lane, image_words
+from nbcnn.ops.conv.thin_mma.first_shape import SHARED_BYTES, Unit, filter_of_lane, image_words
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.case import Case
 from nbcnn.plan.bounds import STORE
@@ -32,13 +33,26 @@ POOLED = (
     ConvShape(1, 2, 6, 6, 22, 2, 4, 1, 2),
 )
 FIRST = REAL_CONVS[0]
+LARGE = (
+    ConvShape(2, 3, 28, 28, 96, 5, 5, 1, 2),
+    ConvShape(1, 3, 32, 32, 64, 7, 7, 2, 3),
+    ConvShape(2, 3, 13, 37, 40, 5, 5, 1, 2),
+    ConvShape(1, 3, 16, 16, 300, 7, 7, 1, 3),
+    ConvShape(1, 10, 9, 12, 24, 3, 3, 2, 1),
+    ConvShape(3, 1, 11, 9, 13, 7, 7, 1, 0),
+)
+"""More than 32 columns: patches are loaded product by product, and warps share the columns of a weight gradient."""
+LARGE_SMALL = (ConvShape(1, 3, 8, 12, 40, 5, 5, 1, 2), ConvShape(1, 3, 12, 12, 9, 7, 7, 2, 3), ConvShape(1, 10, 6, 9, 70, 3, 3, 1, 1))
 
 
 def cases() -> list[Case]:
-    plain = [case for shape in (*MEAN_CONVS, FIRST, *WIDE) for case in conv_cases(shape)]
-    fused = [case for shape in POOLED if shape.P % 2 == shape.Q % 2 == 0 for case in pooled_cases(shape)]
-    relu = [case for shape in (*POOLED, *WIDE) for case in relu_cases(shape)]
-    return [case for case in (*plain, *fused, *relu) if case.op in ops("bf16")]
+    return cases_of((*MEAN_CONVS, FIRST, *WIDE, *LARGE), POOLED + LARGE, (*POOLED, *WIDE, *LARGE))
+
+
+def cases_of(plain, pooled, relu) -> list[Case]:
+    made = [case for shape in plain for case in conv_cases(shape)]
+    made += [case for shape in pooled if shape.P % 2 == shape.Q % 2 == 0 for case in pooled_cases(shape)]
+    return [case for case in (*made, *(case for shape in relu for case in relu_cases(shape))) if case.op in ops("bf16")]
 
 
 def bare(case: Case, precision: str) -> Call:
@@ -71,8 +85,28 @@ def test_parity(gpu, precision, op):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", LARGE_SMALL, ids=str)
+def test_many_columns(device, precision, shape):
+    made = cases_of((shape,), (shape,), (shape,))
+    assert len(made) == (7 if shape.P % 2 == shape.Q % 2 == 0 else 5)
+    for case in made:
+        impl = ops(precision)[case.op]
+        for tile in (None, *impl.candidates(bare(case, precision), 132)):
+            assert parity(row(precision), impl, case, device, tile) <= bound(case, precision), (case.op, case.label, tile)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rows_are_added_where_warps_share_columns(device, precision):
+    sets = first_wgrad.least_sets(76, 2 if precision == "bf16" else 1)
+    case = next(case for case in conv_cases(LARGE_SMALL[0]) if case.op == "conv_wgrad")
+    assert len(case.outs) == 2
+    tile = first_wgrad.WgradTile(1, 2, 1, 1, 1, 2, sets)
+    assert parity(row(precision), ops(precision)[case.op], case, device, tile) <= bound(case, precision)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_candidate_is_right(gpu, precision):
-    for case in (*pooled_cases(REAL_POOLED[0]), *conv_cases(FIRST)):
+    for case in (*pooled_cases(REAL_POOLED[0]), *conv_cases(FIRST), *conv_cases(LARGE[0]), *conv_cases(LARGE[1])):
         impl = ops(precision).get(case.op)
         for tile in impl.candidates(bare(case, precision), 132) if impl else ():
             assert parity(row(precision), impl, case, gpu, tile) <= bound(case, precision), tile
@@ -97,7 +131,7 @@ def test_a_tile_of_a_large_batch_starts_no_block_without_work():
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_packed_filters_hold_every_weight_once(precision):
     E = 2 if precision == "bf16" else 1
-    for shape in (FIRST, ConvShape(1, 1, 9, 9, 10, 5, 5, 1, 2), ConvShape(1, 2, 6, 6, 22, 2, 4, 1, 2)):
+    for shape in (FIRST, ConvShape(1, 1, 9, 9, 10, 5, 5, 1, 2), ConvShape(1, 2, 6, 6, 22, 2, 4, 1, 2), *LARGE[:2]):
         case = next(iter(conv_cases(shape)))
         index = ops(precision)["conv_fprop"].pack(bare(case, precision))
         assert sorted(index[index >= 0]) == list(range(case.ins[1].size)), shape
@@ -112,13 +146,20 @@ def test_packed_filters_hold_every_weight_once(precision):
                 assert np.isclose(np.abs(held).sum(), np.abs(case.ins[1][f]).sum())
 
 
+def refused(shape: ConvShape, op: str = "conv_fprop") -> Call:
+    return bare(next(case for case in conv_cases(shape) if case.op == op), "bf16")
+
+
 def test_refusals_say_why():
     impl = ops("bf16")["conv_fprop"]
     wide = next(iter(conv_cases(ConvShape(1, 16, 8, 8, 8, 3, 3, 1, 1))))
     strided = next(iter(conv_cases(ConvShape(1, 2, 11, 11, 8, 3, 3, 3, 0))))
     first = next(iter(conv_cases(FIRST)))
     one_tap = next(case for case in conv_cases(ConvShape(1, 32, 8, 8, 64, 1, 1, 1, 0)) if "no bias" in case.label)
-    assert "columns" in impl.supports(bare(wide, "bf16"))
+    assert "whole 16 bytes" in impl.supports(bare(wide, "bf16"))
+    assert "12 products of 16 columns, more than 10" in impl.supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0)))
+    assert "more than 160 columns" in ops("bf16")["conv_wgrad"].supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0), "conv_wgrad"))
+    assert "shared memory" in impl.supports(refused(ConvShape(1, 45, 12, 12, 8, 1, 3, 2, 0)))
     assert "product of matrices" in impl.supports(bare(one_tap, "bf16"))
     assert "stride" in impl.supports(bare(strided, "bf16"))
     assert "NHWC" in impl.supports(replace(bare(first, "bf16"), layout="NCHW"))
@@ -127,8 +168,34 @@ def test_refusals_say_why():
     assert not ops("fp32")
 
 
-def bound_launches(op: str, precision: str, batch: int):
-    shape = replace(FIRST, N=batch)
+def test_tiles_of_many_columns_fit_into_shared_memory():
+    for shape in (replace(shape, N=batch) for shape in (*LARGE, ConvShape(1, 15, 32, 32, 64, 3, 3, 2, 1)) for batch in (1, 256, 4096)):
+        for case in (case for case in conv_cases(replace(shape, N=1)) if case.op in ops("bf16")):
+            call = bare(case, "bf16")
+            call = replace(call, in_shapes=((shape.N, *call.in_shapes[0][1:]), *call.in_shapes[1:]))
+            pair = shape.stride * shape.C if case.op == "conv_wgrad" else 1
+            for tile in (ops("bf16")[case.op].tile(call, 132), *ops("bf16")[case.op].candidates(call, 132)):
+                unit = Unit(shape.C, shape.R, shape.S, shape.stride, tile.ROWS * tile.TURNS)
+                assert unit.shared_bytes(pair) <= SHARED_BYTES, (shape, tile)
+
+
+def test_every_set_of_columns_reads_the_gradient():
+    case = next(case for case in conv_cases(LARGE[0]) if case.op == "conv_wgrad")
+    impl = ops("bf16")["conv_wgrad"]
+    call = replace(bare(case, "bf16"), in_dtypes=("bfloat16", "bfloat16"), out_dtypes=("float32", "float32"))
+    call = replace(call, tile=impl.tile(call, 132))
+    product, added = impl.traffic(call)
+    gradient, image = 2 * case.ins[1].size, 2 * case.ins[0].size
+    assert call.tile.SETS == 2
+    assert product.distinct == gradient + image
+    assert product.read > 2 * gradient
+    # 75 columns and the bias in two sets of five tiles, 96 filters in two of 64.
+    assert product.write == impl.scratch(call) == 4 * 80 * 128 * first_wgrad.blocks_of(call)
+    assert added.write == 4 * 96 * 76
+
+
+def bound_launches(op: str, precision: str, batch: int, of: ConvShape = FIRST):
+    shape = replace(of, N=batch)
     store, (n, k, p, q) = STORE[precision], shape.y_shape
     small, packed = (n, k, p // 2, q // 2), (n, k // 4, p // 2, q // 2)
     ins, outs = {
@@ -146,7 +213,7 @@ def bound_launches(op: str, precision: str, batch: int):
 
     (ins_made, in_dtypes), (outs_made, out_dtypes) = stand_ins(ins), stand_ins(outs)
     impl = ops(precision)[op]
-    call = Call(op, ins_made, outs_made, ins, outs, {"stride": 1, "pad": 1}, "NHWC", in_dtypes=in_dtypes, out_dtypes=out_dtypes)
+    call = Call(op, ins_made, outs_made, ins, outs, {"stride": shape.stride, "pad": shape.pad}, "NHWC", in_dtypes=in_dtypes, out_dtypes=out_dtypes)
     assert impl.supports(call) is None
     call = replace(call, tile=impl.tile(call, 132), packed=np.zeros(8, numpy_dtype(impl.packed)), scratch=np.zeros(64, np.uint8))
     return impl.bind(call)
@@ -161,3 +228,14 @@ def test_compiled_without_spills(op, precision):
         report = compile_launch(launch, "90a")
         # The unfused tf32 wgrad has all 255 registers and keeps eight more words that a step reads once; measured so (281 µs, 92 % of its floor).
         assert report.frame_bytes <= (32 if (op, precision, launch.name) == ("conv_wgrad", "tf32", "first_wgrad_kernel") else 0), report
+
+
+@pytest.mark.sampled
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("of", LARGE[:2], ids=str)
+@pytest.mark.parametrize("op", sorted(ops("bf16").keys() - {"conv_relu_fprop"}))
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_kernels_of_many_columns_compile_without_spills(op, precision, of):
+    for batch in (64, 1024):
+        for launch in bound_launches(op, precision, batch, of):
+            assert compile_launch(launch, "90a").frame_bytes == 0

@@ -109,13 +109,13 @@ def _given(array: Any, stand_in: Any) -> Any:
 
 def _sum(g: Correlation, kind: Kind, planes: int, partials: Any, y: Any, e: Epilogue) -> Launch:
     """The launch that adds the parts."""
-    quads = g.phases * g.GM * g.K // 4
+    quads, whole = g.phases * g.GM * ceil_div(g.K, 4), g.K % 4 == 0
     if e.kind == "pool":
         args = (partials, _given(e.b, partials), y, e.second, *(np.int32(v) for v in (g.GM, g.K, planes)))
-        return Launch(sum_windows(kind.name, e.b is not None), blocks(quads // 4, THREADS), THREADS, args)
+        return Launch(sum_windows(kind.name, e.b is not None, whole), blocks(quads // 4, THREADS), THREADS, args)
     scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes)
     args = (partials, _given(e.b, partials), _given(e.x, y), y, *(np.int32(v) for v in scalars))
-    return Launch(sum_pixels(kind.name, e.b is not None, e.after, e.kind == "mask"), blocks(quads, THREADS), THREADS, args)
+    return Launch(sum_pixels(kind.name, e.b is not None, e.after, e.kind == "mask", whole), blocks(quads, THREADS), THREADS, args)
 
 
 def traffic(call: Call, kind: Kind) -> list[Traffic]:

@@ -164,7 +164,7 @@ def _take(values, first, address):
 
 
 @cache
-def store_partial(tile: Tile) -> Any:
+def store_partial(tile: Tile, vector: bool) -> Any:
     """Device function (stage, partials, plane, m0, n0, GM, K): the rows at `stage` to plane `plane`, GM×K, of the partial results."""
     QUADS, PITCH, BM = tile.BN // 4, 4 * tile.pitch, tile.BM
     STEP = tile.threads // QUADS
@@ -181,7 +181,12 @@ def store_partial(tile: Tile) -> Any:
         for i in range(PASSES):
             if (m0 + row + i * STEP < GM) & (n < K):
                 _take(values, 0, stage + ((row + i * STEP) * PITCH + quad * 16))
-                store4(partials, at + i8(i * STEP) * K, values[0], values[1], values[2], values[3])
+                if vector:
+                    store4(partials, at + i8(i * STEP) * K, values[0], values[1], values[2], values[3])
+                else:
+                    for q in range(4):
+                        if n + q < K:
+                            partials[at + i8(i * STEP) * K + i8(q)] = values[q]
 
     return run
 

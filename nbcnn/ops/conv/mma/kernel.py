@@ -43,7 +43,7 @@ def gather_product(
     rows = put_rows(tile, dilate, pooled)
     start_source, fetch_source, ROWS = source_rows(tile, kind, width, whole, dilate)
     fetch_filters, corners, multiply = filter_rows(tile), fragment_corners(tile), multiply_tile(tile, kind)
-    put, partial = put_fragments(tile), store_partial(tile)
+    put, partial = put_fragments(tile), store_partial(tile, vector)
     pixels, windows = store_rows(tile, kind, bias, after, epilogue == "mask", vector), store_pooled(tile, kind, bias, vector)
     wait, wait_all = cp_async_wait(tile.stages - 2), cp_async_wait(0)
     is_partial, is_pool, with_moments = epilogue == "partial", epilogue == "pool", epilogue == "moments"

@@ -6,29 +6,70 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
-from nbcnn.ops.conv.frame.split import sum_of_planes
+from nbcnn.ops.conv.frame.split import IN_FLIGHT, sum_of_planes
 from nbcnn.ops.conv.mma.epilogue import load_bias, load_mask, pixel_epilogue, window_epilogue
 from nbcnn.ops.conv.mma.tile import KINDS
-from nbcnn.ops.ptx.vector import load4_if
+from nbcnn.ops.ptx.vector import load1_if, load4_if
 
 THREADS = 64
 """Few: a small problem should reach every multiprocessor."""
 
 
 @cache
-def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool) -> Any:
+def _quad(whole: bool) -> Any:
+    """Device function (values, first, partials, at, n, K, wanted): channels n … n+3 at element `at` into values[first …]; zeros beyond K.
+
+    whole: K is a multiple of four, so that four channels are one access; else each is loaded by itself.
+    """
+
+    @jit(device=True)
+    def run(values, first, partials, at, n, K, wanted):
+        if whole:
+            values[first], values[first + 1], values[first + 2], values[first + 3] = load4_if(partials, at, wanted)
+        else:
+            for q in range(4):
+                values[first + q] = load1_if(partials, at + q, wanted & (n + q < K))
+
+    return run
+
+
+@cache
+def _sum_of_ragged_planes() -> Any:
+    """Device function (total, partials, at, count, n, K, planes): `sum_of_planes(4)` in the same order, of channels n … n+3 before K."""
+    load, FLOATS = _quad(False), 4 * IN_FLIGHT
+
+    @jit(device=True)
+    def run(total, partials, at, count, n, K, planes):
+        values = cuda.local.array(FLOATS, f4)
+        for q in range(4):
+            total[q] = 0.0
+        z = 0
+        while z < planes:
+            for j in range(IN_FLIGHT):
+                load(values, 4 * j, partials, i8(z + j) * count + at, n, K, z + j < planes)
+            for j in range(FLOATS):
+                total[j % 4] += values[j]
+            z += IN_FLIGHT
+
+    return run
+
+
+@cache
+def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool, whole: bool) -> Any:
+    """The kernel for what does not become windows. whole: K is a multiple of four."""
     store = KINDS[kind_name].store
-    put, get_bias, get_mask, add = pixel_epilogue(store, after, mask, True), load_bias(bias), load_mask(store, True), sum_of_planes(4)
+    put, get_bias, get_mask = pixel_epilogue(store, after, mask, whole), load_bias(bias), load_mask(store, whole)
+    add, add_ragged = sum_of_planes(4), _sum_of_ragged_planes()
 
     @jit()
     def sum_pixels_kernel(partials, b, x, y, GM, K, P, Q, up, planes):
         """y[pixel of (phase, m)][n] = epilogue(Σ_z partials[z][phase][m][n] + b[n]).
 
-        grid: quads of four channels / 64; owns: a thread four channels of a pixel. K is a multiple of four.
+        grid: quads of four channels / 64; owns: a thread four channels of a pixel, or the up to three that are left of K.
         moves: 4·phases·GM·K·planes bytes, and y once (x too for a mask).
         """
         phases = 1 << 2 * up
-        quads = K >> 2
+        quads = K >> 2 if whole else K + 3 >> 2
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         row = i // quads
         n = (i - row * quads) * 4
@@ -46,24 +87,28 @@ def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool) -> Any:
         get_bias(shift, b, n, K)
         if mask:
             get_mask(masks, 0, x, target, n, K)
-        add(total, partials, i * 4, GM * phases * K, 0, 1, planes)
+        if whole:
+            add(total, partials, i * 4, GM * phases * K, 0, 1, planes)
+        else:
+            add_ragged(total, partials, row * K + n, GM * phases * K, n, K, planes)
         put(total, shift, masks, 0, y, target, n, K)
 
     return sum_pixels_kernel
 
 
 @cache
-def sum_windows(kind_name: str, bias: bool) -> Any:
-    put, get_bias = window_epilogue(KINDS[kind_name].store, True), load_bias(bias)
+def sum_windows(kind_name: str, bias: bool, whole: bool) -> Any:
+    """The kernel for pooling windows. whole: K is a multiple of four."""
+    put, get_bias, load = window_epilogue(KINDS[kind_name].store, whole), load_bias(bias), _quad(whole)
 
     @jit()
     def sum_windows_kernel(partials, b, y, index, GM, K, planes):
         """y, index of a window [n] = pooled relu(Σ_z partials[z][4·window + t][n] + b[n]) over t < 4.
 
-        grid: windows · quads of four channels / 64; owns: a thread four channels of a window. K is a multiple of four.
+        grid: windows · quads of four channels / 64; owns: a thread four channels of a window, or the up to three that are left of K.
         moves: 4·GM·K·planes bytes, and y and index once.
         """
-        quads = K >> 2
+        quads = K >> 2 if whole else K + 3 >> 2
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         window = i // quads
         n = (i - window * quads) * 4
@@ -79,7 +124,7 @@ def sum_windows(kind_name: str, bias: bool) -> Any:
         while z < planes:
             for t in range(4):
                 at = (i8(z) * GM + (4 * window + t)) * K + n
-                values[4 * t], values[4 * t + 1], values[4 * t + 2], values[4 * t + 3] = load4_if(partials, at, True)
+                load(values, 4 * t, partials, at, n, K, True)
             for q in range(16):
                 patch[q] += values[q]
             z += 1

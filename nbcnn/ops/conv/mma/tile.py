@@ -147,8 +147,8 @@ def candidates(g: Correlation, kind: Kind) -> list[Tile]:
     shapes: Iterable[Tile] = WHOLE[kind.name] if width(g, kind) * kind.element == 16 else RAGGED
     made = []
     for tile in shapes:
-        # A sum reads four channels at a time. Equal parts: where rounding up leaves the last blocks without work, they are not started.
-        for split in range(1, min(k_tiles, MAX_SPLIT) + 1 if g.K % 4 == 0 else 2):
+        # Equal parts: where rounding up leaves the last blocks without work, they are not started.
+        for split in range(1, min(k_tiles, MAX_SPLIT) + 1):
             made.append(replace(tile, split=-(-k_tiles // -(-k_tiles // split))))
     return list(dict.fromkeys(made))
 

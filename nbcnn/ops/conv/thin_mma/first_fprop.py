@@ -1,9 +1,10 @@
 """conv_fprop of a first layer on tensor cores, plain, with a ReLU, or with a ReLU and 2×2 max pooling.
 
-GK = C·R·S fits into one or two products of bf16 (four of tf32), so the filters stay in a warp's registers for the whole kernel, and what
-moves is the small image in and the large output out. The rows of two products are chosen so that the four pixels of a pooling window
-come out in one lane: row g of the upper and g + 8 of the lower half of product i are pixels (i,0) and (i,1) of window g. The bias is
-one more element of GK, in two parts against two ones, so that it takes no registers of its own.
+The filters stay in a warp's registers for the whole kernel, and what moves is the small image in and the large output out. GK = C·R·S of 3×3 taps
+fits into two products of bf16 (four of tf32), and a patch is in registers as well. Of larger windows, up to 7×7 of three channels in 10 products
+(19), a patch is loaded product by product, and all groups of filters that a warp has share a load. The rows of two products are chosen so that the
+four pixels of a pooling window come out in one lane: row g of the upper and g + 8 of the lower half of product i are pixels (i,0) and (i,1) of
+window g. The bias is one more element of GK, in two parts against two ones, so that it takes no registers of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +19,23 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.conv.thin_mma.first_epilogue import pooled, unpooled
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, segments, stager, unit_rows
-from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, image_words, pack_filters, packed_tiles, refusal, word_elements
+from nbcnn.ops.conv.thin_mma.first_shape import (
+    LANES,
+    MOST_ON_THE_WAY,
+    ONES,
+    SHARED_BYTES,
+    Unit,
+    few_columns,
+    first_layer,
+    image_words,
+    pack_filters,
+    packed_tiles,
+    products,
+    refusal,
+    word_elements,
+)
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.loops import ALIGNMENT, unrolled
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, unrolled
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.cvt import bf16, bf16_float, bf16x2, float_bits, tf32
@@ -29,6 +44,10 @@ from nbcnn.ops.ptx.shared import load_words_1
 from nbcnn.ops.ptx.words import load_2_words
 from nbcnn.plan.shapes import ConvShape
 
+REGISTERS = 512
+"""Registers of a lane of each of the four parts of a multiprocessor, shared by its warps in multiples of eight."""
+MOST_OF_FILTERS = 80
+"""Registers of a warp's filters in a kernel that loads patches product by product: as many go to its sums, addresses and the image on its way."""
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32"}
 
 
@@ -71,7 +90,9 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
     STORED = -(-image_words(C, R, S, E) // 8)
     WORDS, IN_ROW = image_words(C, R, S, E), -(-S * C // E)
     PRODUCTS = products(C, R, S, E)
-    HALVES, RA, RB, VALUES = 2 * PRODUCTS, 8 * PRODUCTS, 2 * PRODUCTS * TILES, 4 * FILTERS
+    WHOLE_PATCH = few_columns(C, R, S, E)
+    HALVES, RA, RB, VALUES = 2 * PRODUCTS, 8 * PRODUCTS if WHOLE_PATCH else 8, 2 * PRODUCTS * TILES, 4 * FILTERS
+    SUMS = GROUPS * VALUES
     ONE = ONES[E]
     stage_image = stager(unit, 1, E, THREADS)
     fetch, stash, clear = stage_image.fetch, stage_image.stash, stage_image.clear
@@ -128,7 +149,47 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
 
         return group
 
+    def make_product(m: int) -> Any:
+        @jit(device=True)
+        def product(sums, rA, rB, address, move, lane):
+            for pixel in range(4):
+                for half in range(2):
+                    k = 2 * m + half
+                    rA[2 * pixel + half] = load_words_1(address[k] + move + ((pixel // 2) * DOWN + (pixel % 2) * ACROSS))
+                    if bias and 4 * k + 3 >= WORDS:
+                        rA[2 * pixel + half] = rA[2 * pixel + half] if 4 * k + (lane & 3) < WORDS else ONE
+            for j in range(TILES):
+                for i in range(2):
+                    at, one = (j * PRODUCTS + m) * 2, j // IN_GROUP * VALUES + 2 * i * FILTERS + 2 * (j % IN_GROUP)
+                    other = one + FILTERS
+                    d = (sums[one], sums[one + 1], sums[other], sums[other + 1])
+                    d = mma(rA[4 * i], rA[4 * i + 2], rA[4 * i + 1], rA[4 * i + 3], rB[at], rB[at + 1], d[0], d[1], d[2], d[3])
+                    sums[one], sums[one + 1], sums[other], sums[other + 1] = d
+
+        return product
+
+    def make_end(s: int) -> Any:
+        FIRST, SKIP = s * VALUES, 4 * FILTERS * s
+
+        @jit(device=True)
+        def end(sums, y, index, n, p, q, k, P, Q, K):
+            values = cuda.local.array(VALUES, f4)
+            for e in range(VALUES):
+                values[e] = sums[FIRST + e]
+            put(values, y, index, n, p, q, k + SKIP, P, Q, K)
+
+        return end
+
     groups = unrolled([make_group(s) for s in range(GROUPS)])
+    multiply, ends = unrolled([make_product(m) for m in range(PRODUCTS)]), unrolled([make_end(s) for s in range(GROUPS)])
+
+    @jit(device=True)
+    def streamed(rA, rB, address, move, lane, y, index, n, p, q, k, P, Q, K):
+        sums = cuda.local.array(SUMS, f4)
+        for e in range(SUMS):
+            sums[e] = 0.0
+        multiply(sums, rA, rB, address, move, lane)
+        ends(sums, y, index, n, p, q, k, P, Q, K)
 
     @jit(launch_bounds=(THREADS, tile.resident))
     def first_fprop_kernel(x, packed, b, y, index, H, W, K, P, Q, pad, tiles, units, rows, across, turns):
@@ -177,19 +238,17 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
             move = buffer * (4 * BUFFER)
             turn = 0
             while turn < turns:
-                load_patches(rA, address, move, lane)
-                groups(rA, rB, y, index, image, p, q, k0, P, Q, K)
+                if WHOLE_PATCH:
+                    load_patches(rA, address, move, lane)
+                    groups(rA, rB, y, index, image, p, q, k0, P, Q, K)
+                else:
+                    streamed(rA, rB, address, move, lane, y, index, image, p, q, k0, P, Q, K)
                 move += 2 * ROWS * DOWN
                 p += ROWS
                 turn += 1
             buffer ^= 1
 
     return first_fprop_kernel
-
-
-def products(C: int, R: int, S: int, E: int) -> int:
-    """Products that GK takes: the words of a patch, and a bias in two parts of the precision, 2·8 (11) bits of it."""
-    return -(-(image_words(C, R, S, E) + 2 // E) // 8)
 
 
 def _after(call: Call) -> str:
@@ -210,11 +269,47 @@ def with_blocks(tile: FpropTile, layer: ConvShape, E: int, multiprocessors: int)
     return replace(tile, blocks=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
 
 
+def streamed_tile(layer: ConvShape, E: int, GROUPS: int, TURNS: int) -> FpropTile:
+    """The tile of a kernel that loads patches product by product: its warps, up to four, share out K evenly, and its registers say `resident`."""
+    sets = ceil_div(layer.K, 16 * E * GROUPS)
+    WARPS = ceil_div(sets, ceil_div(sets, 4))
+    tile = FpropTile(GROUPS, WARPS, 1, TURNS, 1)
+    # Filters, their sums, addresses, the image on its way, and 24 registers for all the rest.
+    kept = 2 * products(layer.C, layer.R, layer.S, E) * (2 * E * GROUPS + 1) + 16 * E * GROUPS
+    needed = kept + ceil_div(_unit(layer, tile).elements, tile.threads) + 24
+    fitting = (count for count in range(8, 1, -1) if REGISTERS // 8 // ceil_div(count * tile.threads, 4 * LANES) * 8 >= needed)
+    return replace(tile, resident=next(fitting, 1))
+
+
+def _unit(layer: ConvShape, tile: FpropTile) -> Unit:
+    return Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
+
+
+def _choose_streamed(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
+    """The most groups of filters that MOST_OF_FILTERS allows, and the most turns that leave each multiprocessor its blocks and pad P no further."""
+    of_group = 4 * E * products(layer.C, layer.R, layer.S, E)
+    GROUPS = max(1, min(MOST_OF_FILTERS // of_group, -(-layer.K // (16 * E))))
+    tile = streamed_tile(layer, E, GROUPS, 1)
+    for TURNS in (2, 4):
+        larger = streamed_tile(layer, E, GROUPS, TURNS)
+        unit = _unit(layer, larger)
+        fits = unit.shared_bytes(1) <= SHARED_BYTES and ceil_div(unit.elements, larger.threads) <= MOST_ON_THE_WAY
+        pads = unit_rows(layer.P, TURNS) * TURNS > unit_rows(layer.P, tile.TURNS) * tile.TURNS
+        blocks = work(layer, TURNS)[0] * -(-layer.K // larger.filters(E))
+        if fits and not pads and blocks >= larger.resident * multiprocessors:
+            tile = larger
+    return tile
+
+
 def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
     """The largest tile of filters that K fills; a smaller one where a small batch would leave multiprocessors without a block."""
+    if not few_columns(layer.C, layer.R, layer.S, E):
+        return with_blocks(_choose_streamed(layer, E, multiprocessors), layer, E, multiprocessors)
     tile = FpropTile(1, 1, 1, 1, 8)
     for larger in (FpropTile(2, 1, 1, 1, 6), FpropTile(4, 1, 1, 1, 5), FpropTile(4, 2, 1, 1, 3), FpropTile(4, 2, 1, 4, 3)):
         blocks = work(layer, larger.TURNS)[0] * -(-layer.K // larger.filters(E))
+        if _unit(layer, larger).shared_bytes(1) > SHARED_BYTES:
+            continue
         if (tile.filters(E) < layer.K or larger.TURNS > tile.TURNS) and blocks >= (larger.resident if larger.TURNS > 1 else 1) * multiprocessors:
             tile = larger
     return with_blocks(tile, layer, E, multiprocessors)
@@ -236,8 +331,7 @@ def bind(call: Call, E: int) -> list[Launch]:
 def traffic(call: Call, E: int) -> list[Traffic]:
     """Bytes of `bind`: the image under a unit for each set of filters, and filters once a pair of warps (of a block's rows of windows)."""
     layer, tile = first_layer(call), call.tile
-    unit = Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
-    read, different = image_reads(unit, call.in_shapes[0], layer.P, layer.Q, layer.pad)
+    read, different = image_reads(_unit(layer, tile), call.in_shapes[0], layer.P, layer.Q, layer.pad)
     filters = 256 * packed_tiles(layer.K, E) * -(-image_words(layer.C, layer.R, layer.S, E) // 8)
     mask = size(call, "in", 2) if _after(call) == "mask" else 0
     asked = 4 // E * read * -(-layer.K // tile.filters(E)) + 2 * tile.ROWS * tile.blocks * filters
@@ -249,8 +343,15 @@ def implementation(precision: str) -> Impl:
     E = word_elements(precision)
 
     def candidates(call: Call, multiprocessors: int) -> Sequence[FpropTile]:
-        sizes = ((1, 1, 1, 1, 8), (2, 2, 1, 1, 4), (4, 2, 1, 1, 3), (2, 2, 1, 4, 4), (4, 2, 1, 4, 3), (4, 2, 1, 4, 2), (2, 4, 1, 4, 2))
-        return [with_blocks(FpropTile(*size), first_layer(call), E, multiprocessors) for size in sizes]
+        layer = first_layer(call)
+        if few_columns(layer.C, layer.R, layer.S, E):
+            sizes = ((1, 1, 1, 1, 8), (2, 2, 1, 1, 4), (4, 2, 1, 1, 3), (2, 2, 1, 4, 4), (4, 2, 1, 4, 3), (4, 2, 1, 4, 2), (2, 4, 1, 4, 2))
+            tiles = [FpropTile(*size) for size in sizes]
+        else:
+            of_group = 4 * E * products(layer.C, layer.R, layer.S, E)
+            tiles = [streamed_tile(layer, E, GROUPS, TURNS) for GROUPS in (1, 2) for TURNS in (1, 2, 4) if GROUPS * of_group <= MOST_OF_FILTERS + 16]
+        fitting = [tile for tile in tiles if _unit(layer, tile).shared_bytes(1) <= SHARED_BYTES]
+        return [with_blocks(tile, layer, E, multiprocessors) for tile in fitting]
 
     return Impl(
         bind=lambda call: bind(call, E),

@@ -18,12 +18,24 @@ from nbcnn.plan.shapes import ConvShape, window_extent
 LANES = 32
 WINDOWS = 16
 """Windows of a unit in a row."""
-MOST_COLUMNS = 32
-"""Most columns C·R·S of the image matrix: they are one product's whole GK, or the columns of four tiles of 8."""
+FEW_COLUMNS = 32
+"""Columns C·R·S of the image matrix up to which a warp has all of them in registers: of fprop whole patches, of wgrad the sums of four tiles of 8.
+
+With more, fprop loads a patch product by product, and the warps of a wgrad block share the columns. There only channels are served that the other
+engines must copy one or two at a time, because they are no multiple of 16 bytes.
+"""
+MOST_PRODUCTS = {2: 10, 1: 20}
+"""Most products of fprop along GK, for each E: 7×7 taps of three channels. A warp's filters are 8 registers a product in bf16, 4 in tf32."""
+MOST_COLUMNS = 160
+"""Most columns of wgrad, 7×7 taps of three channels and a bias in whole tiles: at 32 or 40 a warp they are five or four warps a set of filters."""
 MOST_CHANNELS = 16
 """Most channels of a single tap: with 32 (64 filters, 512 images of 32×32, bf16) fprop took 143 µs and wgrad 346, their bytes 21."""
+MOST_ON_THE_WAY = 24
+"""Most registers a thread for the image under the next unit where columns are many: with 34, 7×7 taps of stride 2, bf16's wgrad spilled 24 bytes."""
 ONES = {1: 0x3F800000, 2: 0x3F803F80}
 """A word of ones, for each E."""
+SHARED_BYTES = 48 * 1024
+"""Static shared memory that a block may have."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,15 @@ class Unit:
         """Elements of an image row of a unit, (w,c)."""
         return ((2 * WINDOWS - 1) * self.stride + self.S) * self.C
 
+    @property
+    def elements(self) -> int:
+        """Elements of the image under a unit."""
+        return self.height * self.width
+
+    def shared_bytes(self, pair: int) -> int:
+        """Shared memory of two buffers of the image under a unit, as `first_image.stager` lays it out."""
+        return 8 * (pair + self.elements)
+
 
 def word_elements(precision: str) -> int:
     """E: elements in a 32-bit word."""
@@ -55,6 +76,16 @@ def word_elements(precision: str) -> int:
 def image_words(C: int, R: int, S: int, E: int) -> int:
     """Words of GK that a pixel's patch takes: the S·C neighbouring elements of each of its R rows, in whole words."""
     return R * -(-S * C // E)
+
+
+def products(C: int, R: int, S: int, E: int) -> int:
+    """Products that GK takes: the words of a patch, and a bias in two parts of the precision, 2·8 (11) bits of it."""
+    return -(-(image_words(C, R, S, E) + 2 // E) // 8)
+
+
+def few_columns(C: int, R: int, S: int, E: int) -> bool:
+    """Whether a patch is so small that a warp of fprop has all its words in registers."""
+    return image_words(C, R, S, E) * E <= FEW_COLUMNS
 
 
 def first_layer(call: Call) -> ConvShape:
@@ -75,24 +106,37 @@ def refusal(call: Call, precision: str) -> str | None:
     N, _, H, W = call.in_shapes[0]
     store, stride, pad = STORE[precision], call.attrs["stride"], call.attrs["pad"]
     P, Q = window_extent(H, R, stride, pad), window_extent(W, S, stride, pad)
-    ones = "wgrad" in call.op and len(call.out_shapes) > 1
-    words = MOST_COLUMNS // word_elements(precision)
     if reason := not_nhwc(call, "the thin tensor-core kernels read"):
         return reason
-    if C * R * S + ones > MOST_COLUMNS:
-        return f"{C} channels × {R}×{S} taps{' and a bias' if ones else ''} are more than {MOST_COLUMNS} columns"
-    if image_words(C, R, S, word_elements(precision)) > words:
-        return f"{R} rows of {S}×{C} elements are more than {words} words"
+    if reason := _too_many_columns(call, word_elements(precision)):
+        return reason
     if R * S == 1 and C > MOST_CHANNELS:
         return f"one tap of {C} channels is a product of matrices, for which the other engines are faster"
     if stride > 2:
         return f"the thin tensor-core kernels have a stride of 1 or 2, not {stride}"
     if "pool" in call.op and (P % 2 or Q % 2):
         return f"{P}×{Q} outputs are not whole 2×2 windows"
+    if (needed := Unit(C, R, S, stride, 1).shared_bytes(stride * C if "wgrad" in call.op else 1)) > SHARED_BYTES:
+        return f"two buffers of the image under 16 windows are {needed} bytes, more than the {SHARED_BYTES} of shared memory that a block may have"
     kinds = _image_dtypes(call)
     if kinds - {store}:
         return f"images are stored as {', '.join(sorted(kinds))}, not all as {store}"
     return too_large((N, C, H, W), (N, K, P, Q))
+
+
+def _too_many_columns(call: Call, E: int) -> str | None:
+    """None if the columns fit, C·R·S of fprop in its products and, with a bias, those of wgrad in its tiles; else the reason in words."""
+    _, C, R, S = filter_shape(call)
+    wgrad = "wgrad" in call.op
+    ones = wgrad and len(call.out_shapes) > 1
+    what = f"{C} channels × {R}×{S} taps{' and a bias' if ones else ''} are"
+    if C * R * S + ones > FEW_COLUMNS and C % (4 * E) == 0:
+        return f"{what} more than {FEW_COLUMNS} columns, and {C} channels are whole 16 bytes, for which the other engines are faster"
+    if wgrad and C * R * S + ones > MOST_COLUMNS:
+        return f"{what} more than {MOST_COLUMNS} columns of a weight gradient"
+    if not wgrad and (needed := products(C, R, S, E)) > MOST_PRODUCTS[E]:
+        return f"{what} {needed} products of {8 * E} columns, more than {MOST_PRODUCTS[E]}"
+    return None
 
 
 def _image_dtypes(call: Call) -> set[str]:

@@ -1,9 +1,10 @@
 """conv_wgrad of a first layer on tensor cores, from the gradient of its output or from the one behind a 2×2 max pooling.
 
 dw[f][(r,s,c)] = Σ_pixels dy[pixel][f] · x[pixel moved by (r,s)][c]: filters × columns × pixels. A warp keeps the sums of 64 filters × all
-columns in registers. dy, all that is large, goes from global memory into fragments without touching shared memory; a pooled one is spread
-over the four pixels of its window on the way. A spare column of ones gives db. Every block leaves its sums in scratch, and a second launch adds
-them in one fixed order.
+columns in registers, up to five tiles of 8 columns; where there are more, SETS warps of a block share the columns, and dy comes from memory for
+one of them and from L1 for the others, which read it in the same steps. dy, all that is large, goes from global memory into fragments without
+touching shared memory; a pooled one is spread over the four pixels of its window on the way. A spare column of ones gives db. Every block leaves
+its sums in scratch, and a second launch adds them in one fixed order.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
 from nbcnn.ops.conv.thin_mma.first_gradient import FILTERS
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, stager
-from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, refusal, word_elements
+from nbcnn.ops.conv.thin_mma.first_shape import FEW_COLUMNS, MOST_ON_THE_WAY, ONES, SHARED_BYTES, Unit, first_layer, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.loops import ALIGNMENT, unrolled
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, unrolled
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
@@ -38,13 +39,17 @@ STEPS = 4
 SUM_THREADS = 256
 THREADS = 384
 """Threads that are to fit on a multiprocessor: with 168 registers each. At 512 the gradients on their way do not fit."""
+OF_SETS = 256
+"""The same where warps share the columns of unpooled gradients: five tiles of sums and two steps' gradients take more than 168 registers in bf16."""
+MOST_TILES = {2: 5, 1: 4}
+"""Most tiles of 8 columns of a warp, for each E: 16 sums a lane and tile. In tf32 the gradients on their way take twice the registers."""
 
 
 @dataclass(frozen=True)
 class WgradTile:
     """A block owns 64·WARPS filters of ROWS rows of windows at a time, and TURNS times as many make a unit of work.
 
-    A lane has the gradients of DEPTH (1, 2 or 4) steps of four windows on their way.
+    A lane has the gradients of DEPTH (1, 2 or 4) steps of four windows on their way. SETS warps share the columns of the same filters.
     `resident` blocks are to fit on a multiprocessor; `blocks` persistent blocks take turns with the units.
     """
 
@@ -54,15 +59,26 @@ class WgradTile:
     DEPTH: int
     resident: int
     blocks: int = 0
+    SETS: int = 1
 
     @property
     def threads(self) -> int:
-        return 32 * self.WARPS * self.ROWS
+        return 32 * self.WARPS * self.ROWS * self.SETS
 
 
-def columns(layer: ConvShape, bias: bool) -> int:
-    """Columns of the product in whole tiles of 8: C·R·S, and one of ones."""
-    return -(-(layer.C * layer.R * layer.S + bias) // 8) * 8
+def tiles_of_set(columns: int, SETS: int) -> int:
+    """Tiles of 8 columns in each of SETS equal sets, the last of which may have some that are no columns."""
+    return ceil_div(ceil_div(columns, 8), SETS)
+
+
+def columns(layer: ConvShape, bias: bool, SETS: int) -> int:
+    """Columns of the product in whole tiles of 8 and equal sets of tiles: C·R·S, and one of ones."""
+    return 8 * SETS * tiles_of_set(layer.C * layer.R * layer.S + bias, SETS)
+
+
+def least_sets(columns: int, E: int) -> int:
+    """Sets of columns of which a warp has the sums in registers."""
+    return 1 if columns <= FEW_COLUMNS else ceil_div(ceil_div(columns, 8), MOST_TILES[E])
 
 
 @functools.cache
@@ -70,9 +86,11 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
     """The kernel for one window, one kind of gradient and one tile. whole: K is a multiple of 8."""
     WARPS, ROWS, TURNS, DEPTH, THREADS = tile.WARPS, tile.ROWS, tile.TURNS, tile.DEPTH, tile.threads
     unit = Unit(C, R, S, stride, ROWS * TURNS)
-    CRS = C * R * S
-    TILES = -(-(CRS + bias) // 8)
-    COLUMNS, ONE = 8 * TILES, ONES[E]
+    CRS, SETS = C * R * S, tile.SETS
+    TILES = tiles_of_set(CRS + bias, SETS)
+    COLUMNS, ONE = 8 * SETS * TILES, ONES[E]
+    # The column of ones: which set, and which tile of it.
+    SET_OF_ONES, TILE_OF_ONES = divmod(CRS // 8, TILES)
     gradient = first_gradient.pooled(E, whole) if pooled else first_gradient.dense(E, whole)
     load_gradient, make_masks, STAGED, MASKED = gradient.load, gradient.masks, gradient.words, gradient.masked
     ALL_STAGED = DEPTH * STAGED
@@ -83,7 +101,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
     DOWN, ACROSS, WIDTH = 4 * stride * unit.width, 4 * stride * C, unit.width
     PIXEL_WORDS = 4 // E
     A_WORDS, B_WORDS, SUMS, TALLY = 2 * PIXEL_WORDS, PIXEL_WORDS * TILES, 4 * TILES * (FILTERS // 2), 4 * TILES
-    PARKED = TALLY * 32 * WARPS if ROWS > 1 else 1
+    PARKED = TALLY * 32 * WARPS * SETS if ROWS > 1 else 1
     mma = mma_bf16 if E == 2 else mma_tf32
 
     @jit(device=True)
@@ -93,7 +111,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
                 # In bf16 a word holds both pixels of a row of the window.
                 down, across = (w, 0) if E == 2 else (w // 2, w % 2)
                 rB[j * PIXEL_WORDS + w] = load_words_1(address[j] + move + (down * DOWN + across * ACROSS))
-                if bias and j == TILES - 1:
+                if bias and j == TILE_OF_ONES:
                     rB[j * PIXEL_WORDS + w] = ONE if ones else rB[j * PIXEL_WORDS + w]
 
     def make_tile(i: int) -> Any:
@@ -152,8 +170,8 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
         """partials[block][f][(r,s,c)] = Σ dy[pixel][f] · x[pixel moved by (r,s)][c] over the block's pixels, and Σ dy in the next column.
 
         gemm: K filters × C·R·S (+ 1) columns × pixels; grid: (blocks that take turns with the units, ⌈K/block's filters⌉).
-        block: WARPS·ROWS warps; owns: a warp 64 filters × all columns, over its row of windows of every unit.
-        shared: two buffers of the image under a unit; moves: dy (or the pooled one and its index), the image, 128·K bytes of sums a block.
+        block: WARPS·SETS·ROWS warps; owns: a warp 64 filters × TILES·8 columns, all or one of SETS sets, over its row of windows of every unit.
+        shared: two buffers of the image under a unit; moves: dy (or the pooled one and its index), the image, 4·K·columns bytes of sums a block.
         needs: compute capability 8.0 (mma.sync). P, Q: extents of dy; units: units of work, `rows` down and `across` in an image;
         turns: TURNS, kept from the compiler, which would write the loop out.
         """
@@ -167,15 +185,20 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             acc[i] = 0.0
         tid = cuda.threadIdx.x
         lane, number_of_warp = tid & 31, tid >> 5
-        share = number_of_warp // WARPS
-        warp = number_of_warp - share * WARPS
+        share = number_of_warp // (WARPS * SETS)
+        of_row = number_of_warp - share * (WARPS * SETS)
+        warp, first_tile = of_row, 0
+        if SETS > 1:
+            # Neighbouring warps have the same filters, so that they ask for the same gradients at about the same time.
+            warp = of_row // SETS
+            first_tile = (of_row - warp * SETS) * TILES
         g, t = lane >> 2, lane & 3
         for j in range(TILES):
-            column = 8 * j + g
+            column = 8 * (first_tile + j) + g
             r = column // (S * C)
             at = r * WIDTH + column - r * (S * C) if column < CRS else 0
             address[j] = byte_address_shared(shared) + (MARGIN + at) * 4 + share * (2 * DOWN) + t * (2 * ACROSS)
-        ones = 8 * (TILES - 1) + g == CRS
+        ones = (first_tile == SET_OF_ONES * TILES) & (8 * (SET_OF_ONES * TILES + TILE_OF_ONES) + g == CRS)
         k0 = (cuda.blockIdx.y * WARPS + warp) * OF_WARP
         k = k0 + g * FILTERS
         clear(shared)
@@ -209,13 +232,13 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             buffer ^= 1
         if ROWS > 1:
             cuda.syncthreads()
-            add_rows(acc, parked, warp, lane, share)
+            add_rows(acc, parked, of_row, lane, share)
         if share == 0:
             height = cuda.gridDim.y * (WARPS * OF_WARP)
             for i in range(FILTERS // 2):
                 for h in range(2):
                     f = k + (2 * i + h)
-                    at = (i8(cuda.blockIdx.x) * height + f) * COLUMNS + t * 2
+                    at = (i8(cuda.blockIdx.x) * height + f) * COLUMNS + first_tile * 8 + t * 2
                     for j in range(TILES):
                         e = 4 * (i * TILES + j) + 2 * h
                         store2(partials, at + i8(8 * j), acc[e], acc[e + 1])
@@ -224,11 +247,11 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
 
 
 @functools.cache
-def sum_kernel(C: int, R: int, S: int, bias: bool) -> Any:
+def sum_kernel(C: int, R: int, S: int, bias: bool, SETS: int) -> Any:
     """The launch that adds the blocks' sums."""
     add_planes = sum_of_planes(1)
     CRS, TAPS = C * R * S, R * S
-    COLUMNS = -(-(CRS + bias) // 8) * 8
+    COLUMNS = 8 * SETS * tiles_of_set(CRS + bias, SETS)
     TEAMS = SUM_THREADS // 32
 
     @jit(launch_bounds=(SUM_THREADS, 1))
@@ -268,12 +291,41 @@ def with_blocks(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> Wgra
     return replace(tile, blocks=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
 
 
-def choose(layer: ConvShape, E: int, pooled: bool, multiprocessors: int) -> WgradTile:
+def fits(layer: ConvShape, tile: WgradTile) -> bool:
+    """Whether the image and the sums of rows that wait to be added fit into shared memory."""
+    parked = 16 * tiles_of_set(layer.C * layer.R * layer.S + 1, tile.SETS) * 32 * tile.WARPS * tile.SETS if tile.ROWS > 1 else 4
+    return _unit(layer, tile).shared_bytes(layer.stride * layer.C) + parked <= SHARED_BYTES
+
+
+def _unit(layer: ConvShape, tile: WgradTile) -> Unit:
+    return Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
+
+
+def tile_of_sets(layer: ConvShape, SETS: int, TURNS: int, DEPTH: int, threads: int) -> WgradTile:
+    """A tile whose warps share the columns, up to eight of them for up to 256 filters. threads: as many are to fit on a multiprocessor."""
+    filters = -(-layer.K // OF_WARP)
+    most = max(1, min(4, 8 // SETS))
+    WARPS = ceil_div(filters, ceil_div(filters, most))
+    return WgradTile(WARPS, 1, TURNS, DEPTH, max(1, threads // (32 * WARPS * SETS)), SETS=SETS)
+
+
+def choose(layer: ConvShape, E: int, pooled: bool, bias: bool, multiprocessors: int) -> WgradTile:
     """All filters in a block, up to 256, so that the image is read once; several turns a unit where the batch has enough of them."""
+    taken = layer.C * layer.R * layer.S + bias
+    if taken > FEW_COLUMNS:
+        DEPTH, threads = (1, THREADS) if pooled and E == 2 else (2, OF_SETS) if E == 2 else (1, OF_SETS)
+        tiles = [tile_of_sets(layer, least_sets(taken, E), TURNS, DEPTH, threads) for TURNS in (4, 2, 1)]
+
+        def is_good(tile: WgradTile) -> bool:
+            on_the_way = ceil_div(_unit(layer, tile).elements, tile.threads)
+            return on_the_way <= MOST_ON_THE_WAY and fits(layer, tile) and work(layer, tile.TURNS)[0] >= 4 * multiprocessors
+
+        return with_blocks(next(filter(is_good, tiles), tiles[-1]), layer, multiprocessors)
     WARPS = min(4, -(-layer.K // OF_WARP))
     DEPTH = 1 if E == 2 and not pooled else 2
     TURNS = 4 if work(layer, 4)[0] >= 4 * multiprocessors else 1
-    return with_blocks(WgradTile(WARPS, 1, TURNS, DEPTH, max(1, THREADS // (32 * WARPS))), layer, multiprocessors)
+    tile = WgradTile(WARPS, 1, TURNS, DEPTH, max(1, THREADS // (32 * WARPS)))
+    return with_blocks(tile if fits(layer, tile) else replace(tile, TURNS=1), layer, multiprocessors)
 
 
 def height(layer: ConvShape, tile: WgradTile) -> int:
@@ -290,7 +342,7 @@ def blocks_of(call: Call) -> int:
 def scratch(call: Call) -> int:
     """Bytes of all blocks' sums."""
     layer = first_layer(call)
-    return 4 * blocks_of(call) * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1)
+    return 4 * blocks_of(call) * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1, call.tile.SETS)
 
 
 def bind(call: Call, E: int) -> list[Launch]:
@@ -305,16 +357,16 @@ def bind(call: Call, E: int) -> list[Launch]:
     numbers = (layer.H, layer.W, K, P, Q, layer.pad, units, rows, across, tile.TURNS)
     product = Launch(kernel, (blocks_of(call), -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
     sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), blocks_of(call))))
-    return [product, Launch(sum_kernel(C, R, S, bias), height(layer, tile) * columns(layer, bias) // 32, SUM_THREADS, sums)]
+    blocks = height(layer, tile) * columns(layer, bias, tile.SETS) // 32
+    return [product, Launch(sum_kernel(C, R, S, bias, tile.SETS), blocks, SUM_THREADS, sums)]
 
 
 def traffic(call: Call, E: int) -> list[Traffic]:
-    """Bytes of `bind`: the image under a unit for each set of filters, dy (and its index) once, the blocks' sums."""
+    """Bytes of `bind`: the image under a unit for each set of filters, dy (and its index) once for each set of columns, the blocks' sums."""
     layer, tile = first_layer(call), call.tile
-    unit = Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
-    read, different = image_reads(unit, call.in_shapes[0], layer.P, layer.Q, layer.pad)
+    read, different = image_reads(_unit(layer, tile), call.in_shapes[0], layer.P, layer.Q, layer.pad)
     gradient = sum(size(call, "in", at) for at in range(1, len(call.in_shapes)))
-    asked = 4 // E * read * -(-layer.K // (OF_WARP * tile.WARPS)) + gradient
+    asked = 4 // E * read * -(-layer.K // (OF_WARP * tile.WARPS)) + tile.SETS * gradient
     return [Traffic(asked, scratch(call), 4 // E * different + gradient), once(blocks_of(call) * outputs(call), outputs(call))]
 
 
@@ -323,16 +375,21 @@ def implementation(precision: str) -> Impl:
     E = word_elements(precision)
 
     def tile(call: Call, multiprocessors: int) -> WgradTile:
-        return choose(first_layer(call), E, "pool" in call.op, multiprocessors)
+        return choose(first_layer(call), E, "pool" in call.op, len(call.out_shapes) > 1, multiprocessors)
 
     def candidates(call: Call, multiprocessors: int) -> Sequence[WgradTile]:
         layer = first_layer(call)
+        taken = layer.C * layer.R * layer.S + (len(call.out_shapes) > 1)
+        if taken > FEW_COLUMNS:
+            SETS = least_sets(taken, E)
+            made = [tile_of_sets(layer, SETS, TURNS, DEPTH, threads) for TURNS in (4, 2, 1) for DEPTH, threads in ((1, 256), (1, 384), (2, 256))]
+            return [with_blocks(tile, layer, multiprocessors) for tile in dict.fromkeys(made) if fits(layer, tile)]
         most = min(4, -(-layer.K // OF_WARP))
         sizes = [
             (ROWS, TURNS, DEPTH, threads) for ROWS, TURNS, threads in ((1, 4, 384), (1, 1, 512), (2, 2, 512), (4, 1, 512)) for DEPTH in (1, 2, 4)
         ]
         tiles = [WgradTile(most, ROWS, TURNS, DEPTH, max(1, threads // (32 * most * ROWS))) for ROWS, TURNS, DEPTH, threads in sizes]
-        return [with_blocks(tile, layer, multiprocessors) for tile in tiles]
+        return [with_blocks(tile, layer, multiprocessors) for tile in tiles if fits(layer, tile)]
 
     return Impl(
         bind=lambda call: bind(call, E),
