@@ -15,7 +15,7 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import MEAN_FUSED, REAL_POOLED, pooled_cases, relu_cases
 from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
-from nbcnn.ops.conv.thin_mma import first_wgrad
+from nbcnn.ops.conv.thin_mma import first_fprop, first_wgrad
 from nbcnn.ops.conv.thin_mma.first import PRECISIONS, ops
 from nbcnn.ops.conv.thin_mma.first_shape import SHARED_BYTES, Unit, filter_of_lane, image_words
 from nbcnn.ops.kernel.call import Call
@@ -126,6 +126,24 @@ def test_a_tile_of_a_large_batch_starts_no_block_without_work():
     assert first_wgrad.blocks_of(many) == units < 396
     assert first_wgrad.blocks_of(few) == units - 1
     assert first_wgrad.scratch(many) * (units - 1) == first_wgrad.scratch(few) * units
+
+
+@pytest.mark.parametrize("E", [1, 2])
+def test_a_tile_has_few_filters_that_there_are_not(E):
+    """Of large batches: half of a block's filters at least are real, all of them are in one block up to its most, and a unit has four turns."""
+    for K in (32, 64, 96, 128, 256):
+        tile = first_fprop.choose(ConvShape(512, 3, 32, 32, K, 3, 3, 1, 1), E, 132)
+        assert tile.TURNS == 4
+        assert min(K, 128 * E) <= tile.filters(E) < 2 * K
+
+
+def test_one_warp_of_filters_shares_the_image_with_another():
+    """Up to 64 filters two warps take rows of windows in turn, and units have turns behind a pooling alone."""
+    for K, pooled in ((32, False), (64, False), (64, True), (65, False), (256, True)):
+        tile = first_wgrad.choose(ConvShape(512, 3, 32, 32, K, 3, 3, 1, 1), 2, pooled, True, 132)
+        alone = K <= 64
+        assert (tile.WARPS, tile.ROWS) == ((1, 2) if alone else (-(-K // 64), 1))
+        assert tile.TURNS == (1 if alone and not pooled else 4)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
