@@ -139,11 +139,10 @@ def test_a_tile_has_few_filters_that_there_are_not(E):
 
 def test_one_warp_of_filters_shares_the_image_with_another():
     """Up to 64 filters two warps take rows of windows in turn, and units have turns behind a pooling alone."""
-    for K, pooled in ((32, False), (64, False), (64, True), (65, False), (256, True)):
+    of = {(32, False): (1, 2, 1), (64, False): (1, 2, 1), (64, True): (1, 2, 4), (65, False): (2, 1, 4), (256, True): (4, 1, 4)}
+    for (K, pooled), wanted in of.items():
         tile = first_wgrad.choose(ConvShape(512, 3, 32, 32, K, 3, 3, 1, 1), 2, pooled, True, 132)
-        alone = K <= 64
-        assert (tile.WARPS, tile.ROWS) == ((1, 2) if alone else (-(-K // 64), 1))
-        assert tile.TURNS == (1 if alone and not pooled else 4)
+        assert (tile.WARPS, tile.ROWS, tile.TURNS) == wanted
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
