@@ -142,7 +142,7 @@ def test_one_warp_of_filters_shares_the_image_with_another():
     of = {(32, False): (1, 2, 1), (64, False): (1, 2, 1), (64, True): (1, 2, 4), (65, False): (2, 1, 4), (256, True): (4, 1, 4)}
     for (K, pooled), wanted in of.items():
         tile = first_wgrad.choose(ConvShape(512, 3, 32, 32, K, 3, 3, 1, 1), 2, pooled, True, 132)
-        assert (tile.WARPS, tile.ROWS, tile.TURNS) == wanted
+        assert wanted == (tile.WARPS, tile.ROWS, tile.TURNS)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
