@@ -17,7 +17,7 @@ from nbcnn.ops.conv.fused import MEAN_FUSED, REAL_POOLED, pooled_cases, relu_cas
 from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
 from nbcnn.ops.conv.thin_mma import first_fprop, first_wgrad
 from nbcnn.ops.conv.thin_mma.first import PRECISIONS, ops
-from nbcnn.ops.conv.thin_mma.first_shape import SHARED_BYTES, Unit, filter_of_lane, image_words
+from nbcnn.ops.conv.thin_mma.first_shape import MOST_ON_THE_WAY, SHARED_BYTES, Unit, filter_of_lane, image_words
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.case import Case
 from nbcnn.plan.bounds import STORE
@@ -196,6 +196,24 @@ def test_tiles_of_many_columns_fit_into_shared_memory():
                 assert unit.shared_bytes(pair) <= SHARED_BYTES, (shape, tile)
 
 
+STRIDED = (
+    *(ConvShape(64, C, 32, 32, K, taps, taps, 2, taps // 2) for C, taps in ((16, 1), (14, 1), (3, 3), (1, 5)) for K in (32, 64, 300)),
+    ConvShape(64, 12, 32, 32, 32, 2, 1, 2, 0),
+)
+"""Layers of few columns whose images are large beside their outputs."""
+
+
+def test_tiles_of_few_columns_fit_where_the_image_is_large():
+    """With all that waits in shared memory, and with registers for the image on its way."""
+    for shape in (replace(shape, N=batch) for shape in STRIDED for batch in (1, 64, 4096)):
+        for E in (1, 2):
+            assert first_wgrad.fits(shape, first_wgrad.choose(shape, E, False, True, 132)), shape
+            tile = first_fprop.choose(shape, E, 132)
+            unit = Unit(shape.C, shape.R, shape.S, shape.stride, tile.ROWS * tile.TURNS)
+            assert unit.shared_bytes(1) <= SHARED_BYTES
+            assert tile.TURNS == 1 or unit.elements <= MOST_ON_THE_WAY * tile.threads
+
+
 def test_every_set_of_columns_reads_the_gradient():
     case = next(case for case in conv_cases(LARGE[0]) if case.op == "conv_wgrad")
     impl = ops("bf16")["conv_wgrad"]
@@ -256,3 +274,16 @@ def test_kernels_of_many_columns_compile_without_spills(op, precision, of):
     for batch in (64, 1024):
         for launch in bound_launches(op, precision, batch, of):
             assert compile_launch(launch, "90a").frame_bytes == 0
+
+
+@pytest.mark.sampled
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("of", [ConvShape(1, 3, 64, 64, 32, 3, 3, 2, 1), ConvShape(1, 16, 32, 32, 32, 1, 1, 2, 0)], ids=str)
+@pytest.mark.parametrize("op", ["conv_fprop", "conv_relu_pool_fprop", "conv_wgrad"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_kernels_of_few_filters_and_large_images_compile_within_a_block(op, precision, of):
+    """The stem of a network for photographs, and a shortcut. Of tf32's weight gradients some keep words in local memory, as above."""
+    for launch in bound_launches(op, precision, 1024, of):
+        report = compile_launch(launch, "90a")
+        assert report.shared_bytes <= SHARED_BYTES
+        assert report.frame_bytes <= (32 if (op, precision) == ("conv_wgrad", "tf32") else 0), report

@@ -173,18 +173,28 @@ def correlation(call: Call) -> Correlation:
     return Correlation(N, H, W, C, P, Q, K, R, S, call.attrs["stride"], pad, pad)
 
 
-_MOST_PADDED, _MOST_PADDED_IN_MEMORY = 1.8, 2.0
-"""How many times its channels a source may be padded to: where every tap is loaded, and where a pixel is loaded once.
+SQUARE = 8
+"""Pixels along the side of a square, the 64 rows of one wgmma."""
+_MOST_PADDED, _MOST_PADDED_ONCE = {64: 1.8, 32: 1.5}, {64: 2.0, 32: 1.5}
+"""How many times its channels a source of several taps may be padded to, by the channels of a row, 64 of bfloat16 and 32 of tf32: where every tap is
+loaded, and where patches are, which load a pixel once.
 
-The second is so with one tap, and where patches serve (P and Q multiples of 8). mma.sync pads less, but makes products 0.6 times as fast. To 80
-channels of 28×28, batch 256, 3×3 taps in bf16: from 40 72.8 µs instead of 76.3, from 72 to 72 103 instead of 115; from 32 to 64 46.7, mma.sync 38.0,
-but of 32×32 pixels, by patches, 30.2 instead of 51.4.
+mma.sync pads less, but makes products 0.6 times as fast. 256 images of 28×28, 3×3 taps in bf16, µs of wgmma and of mma.sync: 40 → 80 channels 72.8
+and 76.3, 72 → 72 103 and 115, 32 → 64 46.7 and 38.0; 32 → 64 of 32×32, by patches, 30.2 and 51.4. In tf32 nothing was timed.
 """
+_MOST_PADDED_OF_TAP = 2.0
+"""The same with one tap, whose bytes take longer than its products."""
 
 
 def whole(count: int, channels: int) -> int:
     """`count` channels in whole steps of `channels`."""
     return -(-count // channels) * channels
+
+
+def has_patches(g: Correlation) -> bool:
+    """Whether its images are squares of 8×8 pixels, each of which meets a patch of the source or, with stride 2, one for each parity."""
+    divided = g.stride <= 2 and not any(size % g.stride for size in (g.R, g.S, g.H, g.W))
+    return g.P % SQUARE == 0 and g.Q % SQUARE == 0 and divided
 
 
 def refusal(call: Call, channels: int) -> str | None:
@@ -194,8 +204,8 @@ def refusal(call: Call, channels: int) -> str | None:
     if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1 and not in_phases(call):
         return f"the input gradient of stride {call.attrs['stride']} is no correlation"
     g = correlation(call)
-    once = g.taps == 1 or (g.P % 8 == 0 and g.Q % 8 == 0)
-    if whole(g.C, channels) > (_MOST_PADDED_IN_MEMORY if once else _MOST_PADDED) * g.C:
+    most = _MOST_PADDED_OF_TAP if g.taps == 1 else (_MOST_PADDED_ONCE if has_patches(g) else _MOST_PADDED)[channels]
+    if whole(g.C, channels) > most * g.C:
         return f"{g.C} channels to sum over would be padded to {whole(g.C, channels)}"
     if g.C % 8:
         return f"{g.C} channels to sum over are not a multiple of 8"

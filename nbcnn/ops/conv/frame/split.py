@@ -34,10 +34,25 @@ def sum_of_planes(vector: int) -> Any:
 
     z runs over first, first + step, … < planes, in this order. vector: 1, or 4 neighbouring elements at a time.
     """
-    FLOATS = vector * IN_FLIGHT
+    add = sum_of_elements(vector, vector == 4)
 
     @jit(device=True)
     def run(total, partials, at, count, first, step, planes):
+        add(total, partials, at, count, first, step, planes, vector)
+
+    return run
+
+
+@functools.cache
+def sum_of_elements(vector: int, whole: bool) -> Any:
+    """Device function (total, partials, at, count, first, step, planes, wanted): `sum_of_planes` of the first `wanted` of the elements, zeros behind.
+
+    whole: all are wanted, and four are one access; else each is loaded by itself.
+    """
+    FLOATS = vector * IN_FLIGHT
+
+    @jit(device=True)
+    def run(total, partials, at, count, first, step, planes, wanted):
         values = cuda.local.array(FLOATS, f4)
         for q in range(vector):
             total[q] = 0.0
@@ -46,12 +61,15 @@ def sum_of_planes(vector: int) -> Any:
             for j in range(IN_FLIGHT):
                 plane = z + j * step
                 offset = i8(plane) * count + at
-                if vector == 4:
+                if whole:
                     v = load4_if(partials, offset, plane < planes)
                     for q in range(4):
                         values[4 * j + q] = v[q]
-                else:
+                elif vector == 1:
                     values[j] = load1_if(partials, offset, plane < planes)
+                else:
+                    for q in range(vector):
+                        values[vector * j + q] = load1_if(partials, offset + q, (plane < planes) & (q < wanted))
             for j in range(FLOATS):
                 total[j % vector] += values[j]
             z += IN_FLIGHT * step

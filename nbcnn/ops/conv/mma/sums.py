@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
-from nbcnn.ops.conv.frame.split import IN_FLIGHT, sum_of_planes
+from nbcnn.ops.conv.frame.split import sum_of_elements
 from nbcnn.ops.conv.mma.epilogue import load_bias, load_mask, pixel_epilogue, window_epilogue
 from nbcnn.ops.conv.mma.tile import KINDS
 from nbcnn.ops.ptx.vector import load1_if, load4_if
@@ -34,32 +34,11 @@ def _quad(whole: bool) -> Any:
 
 
 @cache
-def _sum_of_ragged_planes() -> Any:
-    """Device function (total, partials, at, count, n, K, planes): `sum_of_planes(4)` in the same order, of channels n … n+3 before K."""
-    load, FLOATS = _quad(False), 4 * IN_FLIGHT
-
-    @jit(device=True)
-    def run(total, partials, at, count, n, K, planes):
-        values = cuda.local.array(FLOATS, f4)
-        for q in range(4):
-            total[q] = 0.0
-        z = 0
-        while z < planes:
-            for j in range(IN_FLIGHT):
-                load(values, 4 * j, partials, i8(z + j) * count + at, n, K, z + j < planes)
-            for j in range(FLOATS):
-                total[j % 4] += values[j]
-            z += IN_FLIGHT
-
-    return run
-
-
-@cache
 def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool, whole: bool) -> Any:
     """The kernel for what does not become windows. whole: K is a multiple of four."""
     store = KINDS[kind_name].store
     put, get_bias, get_mask = pixel_epilogue(store, after, mask, whole), load_bias(bias), load_mask(store, whole)
-    add, add_ragged = sum_of_planes(4), _sum_of_ragged_planes()
+    add = sum_of_elements(4, whole)
 
     @jit()
     def sum_pixels_kernel(partials, b, x, y, GM, K, P, Q, up, planes):
@@ -87,10 +66,7 @@ def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool, whole: bool) 
         get_bias(shift, b, n, K)
         if mask:
             get_mask(masks, 0, x, target, n, K)
-        if whole:
-            add(total, partials, i * 4, GM * phases * K, 0, 1, planes)
-        else:
-            add_ragged(total, partials, row * K + n, GM * phases * K, n, K, planes)
+        add(total, partials, i * 4 if whole else row * K + n, GM * phases * K, 0, 1, planes, K - n)
         put(total, shift, masks, 0, y, target, n, K)
 
     return sum_pixels_kernel

@@ -48,6 +48,9 @@ REGISTERS = 512
 """Registers of a lane of each of the four parts of a multiprocessor, shared by its warps in multiples of eight."""
 MOST_OF_FILTERS = 80
 """Registers of a warp's filters in a kernel that loads patches product by product: as many go to its sums, addresses and the image on its way."""
+MOST_OF_ONE_TURN = 51
+"""Most registers a thread for the image under a unit of one turn, where columns are many: with 61, 12 channels, 3×3 taps of stride 2, bf16 spilled
+40 bytes."""
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32"}
 
 
@@ -277,13 +280,23 @@ def streamed_tile(layer: ConvShape, E: int, GROUPS: int, TURNS: int) -> FpropTil
     # Filters, their sums, addresses, the image on its way, and so many registers for all the rest.
     rest = 32 if E == 2 else 64
     kept = 2 * products(layer.C, layer.R, layer.S, E) * (2 * E * GROUPS + 1) + 16 * E * GROUPS
-    needed = kept + ceil_div(_unit(layer, tile).elements, tile.threads) + rest
+    needed = kept + _on_the_way(layer, tile) + rest
     fitting = (count for count in range(8, 1, -1) if REGISTERS // 8 // ceil_div(count * tile.threads, 4 * LANES) * 8 >= needed)
     return replace(tile, resident=next(fitting, 1))
 
 
 def _unit(layer: ConvShape, tile: FpropTile) -> Unit:
     return Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
+
+
+def _on_the_way(layer: ConvShape, tile: FpropTile) -> int:
+    """Registers a thread for the image under the next unit."""
+    return ceil_div(_unit(layer, tile).elements, tile.threads)
+
+
+def _fits(layer: ConvShape, tile: FpropTile) -> bool:
+    """Whether the image under a unit fits into shared memory twice, and the next one into registers while it travels."""
+    return _unit(layer, tile).shared_bytes(1) <= SHARED_BYTES and _on_the_way(layer, tile) <= MOST_ON_THE_WAY
 
 
 def _choose_streamed(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
@@ -293,20 +306,26 @@ def _choose_streamed(layer: ConvShape, E: int, multiprocessors: int) -> FpropTil
     tile = streamed_tile(layer, E, GROUPS, 1)
     for TURNS in (2, 4):
         larger = streamed_tile(layer, E, GROUPS, TURNS)
-        unit = _unit(layer, larger)
-        fits = unit.shared_bytes(1) <= SHARED_BYTES and ceil_div(unit.elements, larger.threads) <= MOST_ON_THE_WAY
         pads = unit_rows(layer.P, TURNS) * TURNS > unit_rows(layer.P, tile.TURNS) * tile.TURNS
         blocks = work(layer, TURNS)[0] * -(-layer.K // larger.filters(E))
-        if fits and not pads and blocks >= larger.resident * multiprocessors:
+        if _fits(layer, larger) and not pads and blocks >= larger.resident * multiprocessors:
             tile = larger
     return tile
+
+
+def _too_much_on_the_way(layer: ConvShape, E: int) -> str | None:
+    """None, or why no tile of many columns has room for the image under its smallest unit."""
+    if few_columns(layer.C, layer.R, layer.S, E) or (needed := _on_the_way(layer, streamed_tile(layer, E, 1, 1))) <= MOST_OF_ONE_TURN:
+        return None
+    return f"the image under a row of windows takes {needed} registers a thread, more than {MOST_OF_ONE_TURN}"
 
 
 def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
     """The smallest tile of filters that has all of K, if one has; a smaller one where a small batch would leave multiprocessors without a block.
 
-    Filters that there are not are multiplied like others: with room for 256, 512 images of 32×32 took 30.7 µs to 64 filters instead of 21.0, and 28.2
-    to 32 instead of 12.0 (bf16). Four turns where every place on the GPU gets a unit of them.
+    Padding filters are multiplied like others: in a tile of 256, 512 images of 32×32 took 30.7 µs to 64 filters instead of 21.0, and 28.2 to 32
+    instead of 12.0 (bf16). Four turns where they fit and every place on the GPU gets a unit of them: with 52 registers for the image on its way
+    (3 → 32 filters, stride 2) bf16 spilled 352 bytes.
     """
     if not few_columns(layer.C, layer.R, layer.S, E):
         return with_blocks(_choose_streamed(layer, E, multiprocessors), layer, E, multiprocessors)
@@ -319,8 +338,10 @@ def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
         if tile.filters(E) < layer.K and blocks(larger) >= multiprocessors and _unit(layer, larger).shared_bytes(1) <= SHARED_BYTES:
             tile = larger
     more = replace(tile, TURNS=4)
-    if blocks(more) >= more.resident * multiprocessors and _unit(layer, more).shared_bytes(1) <= SHARED_BYTES:
+    if blocks(more) >= more.resident * multiprocessors and _fits(layer, more):
         tile = more
+    if _on_the_way(layer, tile) > MOST_ON_THE_WAY:  # half as many blocks have twice the registers
+        tile = replace(tile, resident=max(1, tile.resident // 2))
     return with_blocks(tile, layer, E, multiprocessors)
 
 
@@ -369,12 +390,14 @@ def implementation(precision: str) -> Impl:
         else:
             of_group = 4 * E * products(layer.C, layer.R, layer.S, E)
             tiles = [streamed_tile(layer, E, GROUPS, TURNS) for GROUPS in (1, 2) for TURNS in (1, 2, 4) if GROUPS * of_group <= MOST_OF_FILTERS + 16]
-        fitting = [tile for tile in tiles if _unit(layer, tile).shared_bytes(1) <= SHARED_BYTES]
-        return [with_blocks(tile, layer, E, multiprocessors) for tile in fitting]
+        return [with_blocks(tile, layer, E, multiprocessors) for tile in tiles if _fits(layer, tile)]
+
+    def supports(call: Call) -> str | None:
+        return refusal(call, precision) or _too_much_on_the_way(first_layer(call), E)
 
     return Impl(
         bind=lambda call: bind(call, E),
-        supports=lambda call: refusal(call, precision),
+        supports=supports,
         tile=lambda call, multiprocessors: choose(first_layer(call), E, multiprocessors),
         pack=lambda call: pack_filters(call, E),
         packed=_PACKED[precision],

@@ -330,7 +330,8 @@ def choose(layer: ConvShape, E: int, pooled: bool, bias: bool, multiprocessors: 
     ROWS, units = (2, 2) if WARPS == 1 else (1, 4)
     TURNS = 4 if (pooled or WARPS > 1) and work(layer, 4 * ROWS)[0] >= units * multiprocessors else 1
     tile = WgradTile(WARPS, ROWS, TURNS, DEPTH, max(1, THREADS // (32 * WARPS * ROWS)))
-    return with_blocks(tile if fits(layer, tile) else replace(tile, TURNS=1), layer, multiprocessors)
+    alone = replace(tile, ROWS=1, TURNS=1, resident=max(1, THREADS // (32 * WARPS)))
+    return with_blocks(next(filter(lambda each: fits(layer, each), (tile, replace(tile, TURNS=1))), alone), layer, multiprocessors)
 
 
 def height(layer: ConvShape, tile: WgradTile) -> int:

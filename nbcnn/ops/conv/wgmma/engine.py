@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal, whole
+from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, correlation, pack, refusal, whole
 from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
@@ -177,7 +177,7 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     elif call.op == WITH_SECOND:
         more, stored = [y, call.ins[3]], f"{'interleave ' * (g.phases > 1)}add mask"
     PH, PW = patch.patch_extent(tile, w)
-    step, square = g.stride, (ROW_BYTES // kind.result, patch.SQUARE, patch.SQUARE, 1)
+    step, square = g.stride, (ROW_BYTES // kind.result, SQUARE, SQUARE, 1)
 
     def source(u: int, v: int) -> np.ndarray:
         """The map of the source's lines and columns that meet the taps u, u + stride, … × v, v + stride, …"""

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 
-from nbcnn.ops.conv.frame.correlation import Correlation, Spans, whole
+from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, Spans, has_patches, whole
 from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.moments import Columns
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind, compulsory_bytes, end_bytes, product_bytes, product_cycles
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
-SQUARE = 8
-"""Pixels along the side of a square, the 64 rows of one wgmma."""
 _SHARED_OF_BLOCK = 227 * 1024
 _SHARED_OF_MULTIPROCESSOR = 228 * 1024
 _RESERVED = 1024
@@ -187,8 +185,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, epilogue: str =
     None where its images are no squares of 8×8, or its stride does not divide filter and image. A single tap sees every pixel once, so there the
     filters must stay: only two patches are in flight. Of phases with one tap or none most tiles have nothing to wait for.
     """
-    divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
-    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides:
+    if kind.planes > 1 or not has_patches(g):
         return []
     found: list[PatchTile] = []
     w, steps = window(g), g.taps * whole(g.C, kind.channels) // kind.channels

@@ -10,9 +10,10 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.ops.conv.frame.correlation import SQUARE
 from nbcnn.ops.conv.frame.moments import Columns, add_row, finish, words_to_floats
 from nbcnn.ops.conv.wgmma.epilogue import store_largest, store_pair
-from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile
+from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32

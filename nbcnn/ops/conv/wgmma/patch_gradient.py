@@ -16,8 +16,9 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.activations.table import gradient_of
+from nbcnn.ops.conv.frame.correlation import SQUARE
 from nbcnn.ops.conv.wgmma.epilogue import store_pair
-from nbcnn.ops.conv.wgmma.patch import SQUARE, WARPS, PatchTile
+from nbcnn.ops.conv.wgmma.patch import WARPS, PatchTile
 from nbcnn.ops.conv.wgmma.patch_epilogue import first_line, pair_place, read_pair
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
