@@ -47,6 +47,17 @@ def test_a_table_is_well_formed_and_says_where_it_is_from(measured, name):
         assert {line.count("|") for line in (head, rule, *rows) if line.startswith("|")} == {head.count("|")}
 
 
+def test_a_training_step_that_was_timed_without_peers_stands_behind_the_one_with_them(tmp_path, monkeypatch):
+    row = {"form": "nbcnn best", "mode": "im2col", "precision": "fp32", "batch": 512, "variant": "best", "parts_ms": {}, "windows_per_second": 51_200.0}
+    row |= {"ratio": 1.0, "peak_bytes": 1}
+    named = {"s4convd-im2col-512": 10.0, "s4convd-im2col-alone-512": 9.0}
+    samples.saved(tmp_path, {name: [row | {"step_ms": samples.timing(ms)}] for name, ms in named.items()})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    before, behind = TABLES["s4convd"]().split("**The same, without PyTorch beside it:**")
+    assert "| nbcnn best | 10.00 |" in before
+    assert "| nbcnn best | 9.00 |" in behind
+
+
 def test_the_tables_hold_the_measured_figures(measured):
     made = {name: table() for name, table in TABLES.items()}
     assert "| best | fprop | 16.0 | 6.0 | 38% | 1.57 | 1.0× | 1.60 | memory | 10.0× | 5.0× |" in made["dwconv"]

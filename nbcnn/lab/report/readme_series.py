@@ -57,8 +57,11 @@ def s4convd() -> str:
     apart = [row["curve_apart"] for row in rows if "curve_apart" in row]
     if apart:
         intro += f" Over 100 training steps no variant's loss is more than {max(apart):.1e} from that of {ours['variant']}."
-    intro += "\n\n"
-    return intro + sections.s4convd(rows).markdown() + footer(environment)
+    made = intro + "\n\n" + sections.s4convd(rows).markdown() + footer(environment)
+    for name in names[1:]:
+        rows, environment = section(GPU, name)
+        made += "\n**The same, without PyTorch beside it:**\n\n" + sections.s4convd(rows).markdown() + footer(environment)
+    return made
 
 
 TABLES = {"dwconv": dwconv, "dwcounters": dwcounters, "s4convd": s4convd}
