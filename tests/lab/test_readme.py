@@ -48,7 +48,15 @@ def test_a_table_is_well_formed_and_says_where_it_is_from(measured, name):
 
 
 def test_a_training_step_that_was_timed_without_peers_stands_behind_the_one_with_them(tmp_path, monkeypatch):
-    row = {"form": "nbcnn best", "mode": "im2col", "precision": "fp32", "batch": 512, "variant": "best", "parts_ms": {}, "windows_per_second": 51_200.0}
+    row = {
+        "form": "nbcnn best",
+        "mode": "im2col",
+        "precision": "fp32",
+        "batch": 512,
+        "variant": "best",
+        "parts_ms": {},
+        "windows_per_second": 51_200.0,
+    }
     row |= {"ratio": 1.0, "peak_bytes": 1}
     named = {"s4convd-im2col-512": 10.0, "s4convd-im2col-alone-512": 9.0}
     samples.saved(tmp_path, {name: [row | {"step_ms": samples.timing(ms)}] for name, ms in named.items()})
