@@ -32,6 +32,7 @@ from nbcnn.ops.conv.thin_mma.first_shape import (
     packed_tiles,
     products,
     refusal,
+    unit_of,
     word_elements,
 )
 from nbcnn.ops.kernel.call import Call, Impl, Launch
@@ -280,23 +281,15 @@ def streamed_tile(layer: ConvShape, E: int, GROUPS: int, TURNS: int) -> FpropTil
     # Filters, their sums, addresses, the image on its way, and so many registers for all the rest.
     rest = 32 if E == 2 else 64
     kept = 2 * products(layer.C, layer.R, layer.S, E) * (2 * E * GROUPS + 1) + 16 * E * GROUPS
-    needed = kept + _on_the_way(layer, tile) + rest
+    needed = kept + unit_of(layer, tile).on_the_way(tile.threads) + rest
     fitting = (count for count in range(8, 1, -1) if REGISTERS // 8 // ceil_div(count * tile.threads, 4 * LANES) * 8 >= needed)
     return replace(tile, resident=next(fitting, 1))
 
 
-def _unit(layer: ConvShape, tile: FpropTile) -> Unit:
-    return Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
-
-
-def _on_the_way(layer: ConvShape, tile: FpropTile) -> int:
-    """Registers a thread for the image under the next unit."""
-    return ceil_div(_unit(layer, tile).elements, tile.threads)
-
-
 def _fits(layer: ConvShape, tile: FpropTile) -> bool:
     """Whether the image under a unit fits into shared memory twice, and the next one into registers while it travels."""
-    return _unit(layer, tile).shared_bytes(1) <= SHARED_BYTES and _on_the_way(layer, tile) <= MOST_ON_THE_WAY
+    unit = unit_of(layer, tile)
+    return unit.shared_bytes(1) <= SHARED_BYTES and unit.on_the_way(tile.threads) <= MOST_ON_THE_WAY
 
 
 def _choose_streamed(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
@@ -315,7 +308,8 @@ def _choose_streamed(layer: ConvShape, E: int, multiprocessors: int) -> FpropTil
 
 def _too_much_on_the_way(layer: ConvShape, E: int) -> str | None:
     """None, or why no tile of many columns has room for the image under its smallest unit."""
-    if few_columns(layer.C, layer.R, layer.S, E) or (needed := _on_the_way(layer, streamed_tile(layer, E, 1, 1))) <= MOST_OF_ONE_TURN:
+    tile = streamed_tile(layer, E, 1, 1)
+    if few_columns(layer.C, layer.R, layer.S, E) or (needed := unit_of(layer, tile).on_the_way(tile.threads)) <= MOST_OF_ONE_TURN:
         return None
     return f"the image under a row of windows takes {needed} registers a thread, more than {MOST_OF_ONE_TURN}"
 
@@ -335,12 +329,12 @@ def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
 
     tile = FpropTile(1, 1, 1, 1, 8)
     for larger in (FpropTile(2, 1, 1, 1, 6), FpropTile(4, 1, 1, 1, 5), FpropTile(4, 2, 1, 1, 3)):
-        if tile.filters(E) < layer.K and blocks(larger) >= multiprocessors and _unit(layer, larger).shared_bytes(1) <= SHARED_BYTES:
+        if tile.filters(E) < layer.K and blocks(larger) >= multiprocessors and unit_of(layer, larger).shared_bytes(1) <= SHARED_BYTES:
             tile = larger
     more = replace(tile, TURNS=4)
     if blocks(more) >= more.resident * multiprocessors and _fits(layer, more):
         tile = more
-    if _on_the_way(layer, tile) > MOST_ON_THE_WAY:  # half as many blocks have twice the registers
+    if unit_of(layer, tile).on_the_way(tile.threads) > MOST_ON_THE_WAY:  # half as many blocks have twice the registers
         tile = replace(tile, resident=max(1, tile.resident // 2))
     return with_blocks(tile, layer, E, multiprocessors)
 
@@ -361,7 +355,7 @@ def bind(call: Call, E: int) -> list[Launch]:
 def traffic(call: Call, E: int) -> list[Traffic]:
     """Bytes of `bind`: the image under a unit for each set of filters, and filters once a pair of warps (of a block's rows of windows)."""
     layer, tile = first_layer(call), call.tile
-    read, different = image_reads(_unit(layer, tile), call.in_shapes[0], layer.P, layer.Q, layer.pad)
+    read, different = image_reads(unit_of(layer, tile), call.in_shapes[0], layer.P, layer.Q, layer.pad)
     filters = 256 * packed_tiles(layer.K, E) * -(-image_words(layer.C, layer.R, layer.S, E) // 8)
     mask = size(call, "in", 2) if _after(call) == "mask" else 0
     asked = 4 // E * read * -(-layer.K // tile.filters(E)) + 2 * tile.ROWS * tile.blocks * filters

@@ -7,10 +7,12 @@ work is ROWS rows of 16 windows, and the patch of the image under it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from nbcnn.ops.kernel.call import Call, Shape, is_filter
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape, window_extent
@@ -66,6 +68,15 @@ class Unit:
     def shared_bytes(self, pair: int) -> int:
         """Shared memory of two buffers of the image under a unit, as `first_image.stager` lays it out."""
         return 8 * (pair + self.elements)
+
+    def on_the_way(self, threads: int) -> int:
+        """Registers of each of so many threads for the image under the next unit."""
+        return ceil_div(self.elements, threads)
+
+
+def unit_of(layer: ConvShape, tile: Any) -> Unit:
+    """The unit of a tile of fprop or wgrad: `tile.ROWS` rows of windows, `tile.TURNS` times."""
+    return Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
 
 
 def word_elements(precision: str) -> int:

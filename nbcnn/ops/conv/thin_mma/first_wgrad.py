@@ -22,7 +22,7 @@ from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
 from nbcnn.ops.conv.thin_mma.first_gradient import FILTERS
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, stager
-from nbcnn.ops.conv.thin_mma.first_shape import FEW_COLUMNS, MOST_ON_THE_WAY, ONES, SHARED_BYTES, Unit, first_layer, refusal, word_elements
+from nbcnn.ops.conv.thin_mma.first_shape import FEW_COLUMNS, MOST_ON_THE_WAY, ONES, SHARED_BYTES, Unit, first_layer, refusal, unit_of, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, unrolled
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
@@ -294,11 +294,7 @@ def with_blocks(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> Wgra
 def fits(layer: ConvShape, tile: WgradTile) -> bool:
     """Whether the image and the sums of rows that wait to be added fit into shared memory."""
     parked = 16 * tiles_of_set(layer.C * layer.R * layer.S + 1, tile.SETS) * 32 * tile.WARPS * tile.SETS if tile.ROWS > 1 else 4
-    return _unit(layer, tile).shared_bytes(layer.stride * layer.C) + parked <= SHARED_BYTES
-
-
-def _unit(layer: ConvShape, tile: WgradTile) -> Unit:
-    return Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
+    return unit_of(layer, tile).shared_bytes(layer.stride * layer.C) + parked <= SHARED_BYTES
 
 
 def tile_of_sets(layer: ConvShape, SETS: int, TURNS: int, DEPTH: int, threads: int) -> WgradTile:
@@ -321,8 +317,11 @@ def choose(layer: ConvShape, E: int, pooled: bool, bias: bool, multiprocessors: 
         tiles = [tile_of_sets(layer, least_sets(taken, E), TURNS, DEPTH, threads) for TURNS in (4, 2, 1)]
 
         def is_good(tile: WgradTile) -> bool:
-            on_the_way = ceil_div(_unit(layer, tile).elements, tile.threads)
-            return on_the_way <= MOST_ON_THE_WAY and fits(layer, tile) and work(layer, tile.TURNS)[0] >= 4 * multiprocessors
+            return (
+                unit_of(layer, tile).on_the_way(tile.threads) <= MOST_ON_THE_WAY
+                and fits(layer, tile)
+                and work(layer, tile.TURNS)[0] >= 4 * multiprocessors
+            )
 
         return with_blocks(next(filter(is_good, tiles), tiles[-1]), layer, multiprocessors)
     WARPS = min(4, -(-layer.K // OF_WARP))
@@ -370,7 +369,7 @@ def bind(call: Call, E: int) -> list[Launch]:
 def traffic(call: Call, E: int) -> list[Traffic]:
     """Bytes of `bind`: the image under a unit for each set of filters, dy (and its index) once for each set of columns, the blocks' sums."""
     layer, tile = first_layer(call), call.tile
-    read, different = image_reads(_unit(layer, tile), call.in_shapes[0], layer.P, layer.Q, layer.pad)
+    read, different = image_reads(unit_of(layer, tile), call.in_shapes[0], layer.P, layer.Q, layer.pad)
     gradient = sum(size(call, "in", at) for at in range(1, len(call.in_shapes)))
     asked = 4 // E * read * -(-layer.K // (OF_WARP * tile.WARPS)) + tile.SETS * gradient
     return [Traffic(asked, scratch(call), 4 // E * different + gradient), once(blocks_of(call) * outputs(call), outputs(call))]
