@@ -21,6 +21,7 @@ FORMS = {
     "compile": "torch.compile",
     "compile-graph": "the same in a CUDA graph",
     "compile-max": "max-autotune",
+    "compile-max-graph": "max-autotune in a CUDA graph",
 }
 """What PyTorch's forms are called in tables."""
 MEMORY = "MiB: nbcnn / it"
