@@ -213,7 +213,7 @@ def _op(row: Row) -> tuple[str, ...]:
 
 
 def nets(rows: Sequence[Row]) -> Table:
-    """A line for each network and precision: our training step, each of PyTorch's forms, the ratio to the fastest of them, and memory."""
+    """A line for each network and precision: our training step, each of PyTorch's forms that were timed, the ratio to the fastest, and memory."""
     forms = [form for form in FORMS if any(row["form"] == f"PyTorch {form}" for row in rows)]
     lines = (_network(ours, others, forms) for ours, others in groups(rows))
     return Table(("network", "precision", "batch", "nbcnn ms", *(FORMS[form] for form in forms), "ours is", MEMORY), tuple(lines), 2)
@@ -223,10 +223,10 @@ def _network(ours: Row, others: Sequence[Row], forms: Sequence[str]) -> tuple[st
     names, batch = (str(ours["what"]), str(ours["precision"])), f"{ours['batch']:,}"
     if "step_ms" not in ours:
         return (*names, batch, "not timed", *("" for _ in forms), "", "")
-    times = {row["form"].removeprefix("PyTorch "): f"{row['step_ms']['median']:,.3f}" for row in others if "step_ms" in row}
+    times = {row["form"].removeprefix("PyTorch "): f"{row['step_ms']['median']:,.3f}" if "step_ms" in row else "failed" for row in others}
     best = fastest(others)
     last = ("", "") if best is None else (f"**{best['ratio']:.2f}×**", f"{mib(ours)} / {mib(best)}")
-    return (*names, batch, f"**{ours['step_ms']['median']:,.3f}**", *(times.get(form, "failed") for form in forms), *last)
+    return (*names, batch, f"**{ours['step_ms']['median']:,.3f}**", *(times.get(form, "–") for form in forms), *last)
 
 
 def predictions(rows: Sequence[Row]) -> Table:
