@@ -85,6 +85,11 @@ class OverPixels:
         """Whether the product writes the weight gradient itself, so that it has no parts."""
         return False
 
+    @property
+    def planes_in_memory(self) -> int:
+        """Planes of both operands that the product reads."""
+        return 1
+
     def planes_of_parts(self, g: Correlation) -> int:
         """Parts that are written: one a cluster."""
         return self.parts(g) // self.cluster
@@ -131,6 +136,10 @@ class WeightGradient(Generic[Tile]):
         """Elements of one shifted image that a row of tiles reads: every tap of every pixel, but for what lies outside."""
         return windows(g.P, g.R, g.H, g.stride, g.top)[0] * windows(g.Q, g.S, g.W, g.stride, g.left)[0] * g.C
 
+    def bytes_read(self, tile: Tile) -> int:
+        """Bytes of an operand's element as the product reads it."""
+        return self.element
+
     def bias_planes(self, call: Call) -> tuple[int, int]:
         """(parts, channels) of the partial bias gradients; no parts where no bias gradient is wanted."""
         g, tile = correlation(call), call.tile
@@ -143,10 +152,14 @@ class WeightGradient(Generic[Tile]):
         g = correlation(call)
         return 0 if call.tile.whole(g) else call.tile.planes_of_parts(g) * g.K * g.taps * self.pitch(g)
 
-    def scratch(self, call: Call) -> int:
+    def parts_bytes(self, call: Call) -> int:
         """Bytes of the parts of the weight gradient, and of those of the bias gradient behind them."""
         parts, count = self.bias_planes(call)
         return 4 * (self.part_sums(call) + parts * count)
+
+    def scratch(self, call: Call) -> int:
+        """Bytes that `bind` needs beside its operands and results."""
+        return self.parts_bytes(call)
 
     def bind(self, call: Call) -> list[Launch]:
         """x (N,C,H,W), dy -> dw (K,C,R,S)[, db (K)]."""
@@ -165,14 +178,15 @@ class WeightGradient(Generic[Tile]):
         """Bytes of `bind`: the stationary operand once a column of tiles, the shifted one once a row of tiles and tap."""
         g, tile, (parts_b, count_b) = correlation(call), call.tile, self.bias_planes(call)
         rows, columns = windows(g.P, g.R, g.H, g.stride, g.top)[1], windows(g.Q, g.S, g.W, g.stride, g.left)[1]
-        stationary, image = self.element * g.GM * g.K, self.element * g.N
+        element = self.bytes_read(tile)
+        stationary, image = element * g.GM * g.K, element * g.N
         shifted = image * self.read_of_shifted(tile, g)
         read = stationary * self.column_tiles(tile, g) + shifted * tile.row_tiles(g)
         least = stationary + image * g.C * rows * columns
         if tile.whole(g):
-            product = Traffic(read, 4 * g.K * g.C * g.taps + self.scratch(call), least)
+            product = Traffic(read, 4 * g.K * g.C * g.taps + self.parts_bytes(call), least)
             return [product, sum_planes_traffic(count_b, parts_b)] if parts_b else [product]
-        product = Traffic(read, self.scratch(call), least)
+        product = Traffic(read, self.parts_bytes(call), least)
         # The sum reads whole quads of channels.
         summed = 4 * tile.planes_of_parts(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
         return [product, sum_traffic(call, summed + 4 * parts_b * count_b)]

@@ -16,7 +16,7 @@ from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.patch_kernel import correlate_patches
-from nbcnn.ops.conv.wgmma.split import PLANES, launch_split, split_traffic
+from nbcnn.ops.conv.wgmma.split import launch_split, planes_bytes, planes_of, split_traffic
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, shared_bytes, steps_of_tap, tiles_of, work
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
@@ -37,7 +37,6 @@ IMAGE_OPS = (
     "upconv_dgrad_relu",
 )
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}
-_SPLIT_ALIGNMENT = 256
 BY_PATCHES = (WITH_SUMS, WITH_SECOND)
 """Gradients whose epilogue the patch kernel alone has."""
 MULTIPROCESSORS = 132
@@ -78,7 +77,7 @@ def implementations(precision: str) -> dict[str, Impl]:
         return [*columns, *_patch_tiles(call, kind, multiprocessors)]
 
     def scratch(call: Call) -> int:
-        return sum(_planes_bytes(correlation(call), kind)) if kind.planes > 1 else 0
+        return sum(map(planes_bytes, _counts(call, kind))) if kind.planes > 1 else 0
 
     def pack_filters(call: Call) -> np.ndarray:
         return pack(call, of_tap=kind.channels)
@@ -119,10 +118,10 @@ def _row(g: Correlation, kind: Kind) -> int:
     return g.taps * whole(g.C, kind.channels)
 
 
-def _planes_bytes(g: Correlation, kind: Kind) -> tuple[int, int]:
-    """Bytes of the planes of the source and of the filters, the first rounded up so that the second is aligned."""
-    source = 2 * PLANES * g.N * g.H * g.W * g.C
-    return -(-source // _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT, 2 * PLANES * g.phases * g.K * _row(g, kind)
+def _counts(call: Call, kind: Kind) -> tuple[int, int]:
+    """Elements of the source, and of the packed filters."""
+    g = correlation(call)
+    return numel(call.in_shapes[0]), g.phases * g.K * _row(g, kind)
 
 
 def _operands(call: Call, g: Correlation, e: Epilogue) -> tuple[Any, np.int32, np.float32, Any]:
@@ -141,7 +140,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     if isinstance(call.tile, PatchTile):
         return [_bind_patches(call, g, kind)]
     if kind.planes > 1:
-        source, filters, first = _split(call, g, kind)
+        source, filters, first = _split(call, kind)
         return [*first, _bind_columns(call, g, kind, source, filters)]
     return [_bind_columns(call, g, kind, call.ins[0], call.packed)]
 
@@ -207,16 +206,12 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     return Launch(kernel, tile.resident, patch.threads_of(tile, e.kind), args, shared, keep=(maps, call.ins[0], call.packed, x, more))
 
 
-def _split(call: Call, g: Correlation, kind: Kind) -> tuple[Any, Any, list[Launch]]:
+def _split(call: Call, kind: Kind) -> tuple[Any, Any, list[Launch]]:
     """Source and filters as planes of bfloat16 in scratch, and the launches that make them."""
-    source_bytes, filter_bytes = _planes_bytes(g, kind)
-    source = call.scratch[:source_bytes].view(np.uint16)
-    filters = call.scratch[source_bytes : source_bytes + filter_bytes].view(np.uint16)
-    return (
-        source,
-        filters,
-        [launch_split(call.ins[0], source, numel(call.in_shapes[0])), launch_split(call.packed, filters, g.phases * g.K * _row(g, kind))],
-    )
+    of_source, of_filters = _counts(call, kind)
+    source, rest = planes_of(call.scratch, of_source)
+    filters, _ = planes_of(rest, of_filters)
+    return source, filters, [launch_split(call.ins[0], source, of_source), launch_split(call.packed, filters, of_filters)]
 
 
 def traffic(call: Call, kind: Kind) -> list[Traffic]:
@@ -225,7 +220,7 @@ def traffic(call: Call, kind: Kind) -> list[Traffic]:
     mask = sum(size(call, "in", at) for at in range(2, len(call.in_shapes))) if kind_of(call) in ("mask", "sums") else 0
     first = []
     if kind.planes > 1:
-        first = [split_traffic(numel(call.in_shapes[0])), split_traffic(g.phases * g.K * _row(g, kind))]
+        first = list(map(split_traffic, _counts(call, kind)))
     pixels, down = _patches(g, call.tile) if isinstance(call.tile, PatchTile) else _columns(g, call.tile)
     source = kind.planes * kind.element * g.N * g.C
     tap = kind.element * whole(g.C, kind.channels)

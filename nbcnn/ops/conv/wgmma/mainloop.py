@@ -14,15 +14,13 @@ from nbcnn.ops.conv.frame.correlation import Spans
 from nbcnn.ops.conv.wgmma import ring
 from nbcnn.ops.conv.wgmma.phases import taps_of
 from nbcnn.ops.conv.wgmma.ring import claim_stage, next_stage
+from nbcnn.ops.conv.wgmma.split import PRODUCTS
 from nbcnn.ops.conv.wgmma.tile import KINDS, STEPS_OF_ROW, WARPGROUP, Tile, stage_bytes
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d
 from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_tf32
 
 u8, u2 = types.uint64, types.uint16
-
-# Of hi + mid + lo on both sides, the products that reach float32's 24 bits, the smallest first: small sums lose least to large ones.
-_PRODUCTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 
 
 @cache
@@ -84,7 +82,6 @@ def multiply_stage(tile: Tile, kind_name: str, steps: int = STEPS_OF_ROW) -> Any
     A_BYTES, B_BYTES = tile.BM * ROW_BYTES, tile.BN * ROW_BYTES
     multiply = wgmma_tf32 if kind_name == "tf32" else wgmma_bf16
     halves = tile.BM // tile.groups // 64
-    products = _PRODUCTS if kind.planes == 3 else ((0, 0),)
 
     instructions = [
         (
@@ -94,7 +91,7 @@ def multiply_stage(tile: Tile, kind_name: str, steps: int = STEPS_OF_ROW) -> Any
             step == 0 and i == 0,
         )
         for half in range(halves)
-        for i, (plane_a, plane_b) in enumerate(products)
+        for i, (plane_a, plane_b) in enumerate(PRODUCTS[kind.planes])
         for step in range(steps)
     ]
     return ring.products_of_stage(instructions, k_major)

@@ -1,4 +1,8 @@
-"""float32 as the exact sum of three bfloat16: hi + mid + lo, 8 bits of the mantissa each, in three planes one after another."""
+"""float32 as the exact sum of three bfloat16: hi + mid + lo, 8 bits of the mantissa each, in three planes one after another.
+
+Of the nine products of such sums six reach float32's bits. They run at the rate of bfloat16, whose operands wgmma also takes MN-major. Two values of
+tf32 reach float32's bits too, with three products of half the rate: weight gradients whose operands are split on the way take those.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit
+from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2
@@ -14,6 +18,11 @@ from nbcnn.ops.ptx.vector import load4, store_bf16x4
 
 THREADS = 256
 PLANES = 3
+PRODUCTS = {1: ((0, 0),), 2: ((1, 0), (0, 1), (0, 0)), PLANES: ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))}
+"""By the number of planes (2 are of tf32), the pairs of them that are multiplied, the smallest first: small sums lose least to large ones."""
+SPLIT_BYTES = 4 + 2 * PLANES
+"""Bytes that `launch_split` moves an element."""
+_ALIGNMENT = 256
 
 
 @jit(device=True)
@@ -27,7 +36,7 @@ def _split_pair(a, b):
 def split_kernel(x, planes, count):
     """planes[p·count + i] = bfloat16 p of x[i]: x = hi + mid + lo up to 2⁻²⁵·|x|.
 
-    grid: blocks of 1,024 elements; thread: four. moves: 10 bytes an element. count: a multiple of 4.
+    grid: blocks of 1,024 elements; thread: four. moves: 10 bytes an element. count: a multiple of 4, whose three planes may be beyond 32 bits.
     """
     i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
     if i < count:
@@ -35,7 +44,17 @@ def split_kernel(x, planes, count):
         for plane in range(PLANES):
             low, a, b = _split_pair(a, b)
             high, c, d = _split_pair(c, d)
-            store_bf16x4(planes, i + plane * count, low, high)
+            store_bf16x4(planes, i8(plane) * count + i, low, high)
+
+
+def planes_bytes(count: int) -> int:
+    """Bytes of the planes of `count` floats, rounded up so that what lies behind them is aligned."""
+    return -(-2 * PLANES * count // _ALIGNMENT) * _ALIGNMENT
+
+
+def planes_of(scratch: Any, count: int) -> tuple[Any, Any]:
+    """(the planes of `count` floats, uint16, at the start of `scratch`; the scratch behind them)."""
+    return scratch[: 2 * PLANES * count].view(np.uint16), scratch[planes_bytes(count) :]
 
 
 def launch_split(x: Any, planes: Any, count: int) -> Launch:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nbcnn.ops.conv.frame.correlation import Correlation, whole
 from nbcnn.ops.conv.frame.cost import Work
+from nbcnn.ops.conv.wgmma.split import PRODUCTS
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 ALIGNMENT = 1024
@@ -135,19 +136,14 @@ def tiles_of(g: Correlation, tile: Tile) -> tuple[int, int]:
     return -(-g.GM // tile.BM), g.phases * -(-g.K // tile.BN)
 
 
-def products_of(kind: Kind) -> int:
-    """Products of tensor cores behind one of the result's: six of the nine of three planes reach float32's bits."""
-    return 6 if kind.planes > 1 else 1
-
-
 def product_cycles(kind: Kind, rows: int, columns: int) -> float:
     """Cycles of a multiprocessor's tensor cores for one step of rows × columns: 2,048 products of bfloat16 a cycle, or half as many of tf32."""
-    return products_of(kind) * rows * columns * kind.channels / (2048 if kind.element == 2 else 1024)
+    return len(PRODUCTS[kind.planes]) * rows * columns * kind.channels / (2048 if kind.element == 2 else 1024)
 
 
 def product_bytes(kind: Kind, rows: int, columns: int) -> float:
     """Bytes of shared memory that wgmma reads for it: of every 64 rows those rows and all columns."""
-    return products_of(kind) * rows // 64 * (64 + columns) * ROW_BYTES
+    return len(PRODUCTS[kind.planes]) * rows // 64 * (64 + columns) * ROW_BYTES
 
 
 def compulsory_bytes(g: Correlation, kind: Kind, epilogue: str) -> float:

@@ -1,10 +1,12 @@
 """Weight gradients on wgmma and TMA: conv_wgrad, and upconv_wgrad with the upsampling folded away; bias gradients on the way.
 
-What they compute, the parts and their sum are those of frame/wgrad.py; the product is `wgrad_kernel`'s.
+What they compute, the parts and their sum are those of frame/wgrad.py; the product is `wgrad_kernel`'s. In fp32 two launches before it may split
+both operands into planes of bfloat16 (split.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
 from nbcnn.ops.conv.wgmma import wgrad_square, wgrad_tile
+from nbcnn.ops.conv.wgmma.split import launch_split, planes_bytes, planes_of, split_traffic
 from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
 from nbcnn.ops.conv.wgmma.wgrad_square import SquareTile
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
@@ -22,7 +25,9 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.tensor_maps import encode_im2col, encode_tiled, upload
 from nbcnn.ops.kernel.tiles import unsplit
-from nbcnn.ops.kernel.traffic import windows
+from nbcnn.ops.kernel.traffic import Traffic, windows
+from nbcnn.plan.graph import Shape
+from nbcnn.plan.shapes import numel
 
 
 class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
@@ -52,7 +57,8 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         """Estimated time with a tile."""
         if isinstance(tile, SquareTile):
             return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], multiprocessors)
-        return cycles(wgrad_tile.work(g, tile), RATES["pixels", self.precision], multiprocessors)
+        kernel = "transposed" if tile.planes > tile.planes_in_memory else "pixels"
+        return cycles(wgrad_tile.work(g, tile), RATES[kernel, self.precision], multiprocessors)
 
     def column_tiles(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
         return tile.column_tiles(g)
@@ -73,14 +79,36 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         tile, bias, (stationary, shifted) = call.tile, bias_of(call), operands(call)
         if isinstance(tile, SquareTile):
             return self._squares(call, tile, g, partials, partials_b)
+        pixels, images = (g.K, g.GM), (g.N, g.H, g.W, g.C)
         maps = upload(
-            encode_tiled(stationary, (g.K, g.GM), (tile.panel, tile.BK)),
-            encode_im2col(shifted, (g.N, g.H, g.W, g.C), *g.corners, g.stride, tile.panel, tile.BK),
+            *(encode_tiled(each, pixels, (tile.panel, tile.BK)) for each in _planes(tile, stationary, pixels)),
+            *(encode_im2col(each, images, *g.corners, g.stride, tile.panel, tile.BK) for each in _planes(tile, shifted, images)),
         )
         columns = tile.column_tiles(g)
         sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
         args, grid = (maps, partials, partials_b, *map(np.int32, sizes)), (tile.row_tiles(g) * columns, tile.parts(g))
         return Launch(pixel_product(unsplit(tile), bias), grid, tile.threads(bias != ""), args, shared=tile.shared_bytes, name=call.op)
+
+    def bytes_read(self, tile: PixelTile | SquareTile) -> int:
+        return 2 * tile.planes_in_memory if tile.planes_in_memory > 1 else self.element
+
+    def scratch(self, call: Call) -> int:
+        split = sum(planes_bytes(numel(shape)) for shape in call.in_shapes) if call.tile.planes_in_memory > 1 else 0
+        return split + self.parts_bytes(call)
+
+    def bind(self, call: Call) -> list[Launch]:
+        if call.tile.planes_in_memory == 1:
+            return super().bind(call)
+        scratch, split, operands_split = call.scratch, [], []
+        for operand, shape in zip(call.ins, call.in_shapes, strict=True):
+            planes, scratch = planes_of(scratch, numel(shape))
+            split.append(launch_split(operand, planes, numel(shape)))
+            operands_split.append(planes)
+        return [*split, *super().bind(replace(call, ins=tuple(operands_split), scratch=scratch))]
+
+    def traffic(self, call: Call) -> list[Traffic]:
+        split = [split_traffic(numel(shape)) for shape in call.in_shapes] if call.tile.planes_in_memory > 1 else []
+        return [*split, *super().traffic(call)]
 
     def _squares(self, call: Call, tile: SquareTile, g: Correlation, partials: Any, partials_b: Any) -> Launch:
         """The launch of the product by squares, which are only of dy: of conv_wgrad."""
@@ -95,6 +123,14 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         grid = (tiles, parts) if tile.cluster == 1 else (tiles * parts, 1)
         kernel = wgrad_square.square_product(unsplit(tile), bias, tile.whole(g))
         return Launch(kernel, grid, tile.threads(bias), args, shared=tile.shared_bytes, name=call.op)
+
+
+def _planes(tile: PixelTile, operand: Any, shape: Shape) -> list[Any]:
+    """The planes of an operand of `shape`, or itself."""
+    if tile.planes_in_memory == 1:
+        return [operand]
+    count = numel(shape)
+    return [operand[plane * count : (plane + 1) * count] for plane in range(tile.planes_in_memory)]
 
 
 def _map_of_squares(array: Any, shape: tuple[int, int, int, int], box: tuple[int, int, int], images: int) -> np.ndarray:

@@ -144,15 +144,17 @@ def store_sums(columns: int) -> Any:
 
 
 @cache
-def summer(tile: PixelTile, shifted: bool, leave: bool = False) -> Any:
+def summer(tile: PixelTile, shifted: bool, leave: bool = False, planes: int = 1, plane_bytes: int = 0) -> Any:
     """Device function for the helper warps: add up the block's share of dy, taking turns, and store the sums in partials_b.
 
     partials_b: [z][column tile][m] where dy is stationary, [z][tap][c] where it is shifted. leave: consumers wait until the ring is free.
+    planes: whose sum dy is, `plane_bytes` apart.
     """
     STAGE, BK, advance = tile.stage_bytes, tile.BK, next_stage(tile.slots)
     COLUMNS = tile.BN if shifted else tile.BM
     OFFSET = tile.BM // tile.panel * tile.panel_bytes if shifted else 0
     add, store = add_pixels(tile, COLUMNS), store_sums(COLUMNS)
+    PLANES, PLANE = planes, plane_bytes
     LEAVES, (_, come) = leave, ring_is_free(tile.consumers, HELPERS)
 
     @jit(device=True)
@@ -174,9 +176,12 @@ def summer(tile: PixelTile, shifted: bool, leave: bool = False) -> Any:
                     _, p1, q1 = split_pixel(step * BK + 32 + lane, P, Q)
                     rows0, columns0 = cuda.ballot_sync(_ALL, p0 & 1), cuda.ballot_sync(_ALL, q0 & 1)
                     rows1, columns1 = cuda.ballot_sync(_ALL, p1 & 1), cuda.ballot_sync(_ALL, q1 & 1)
-                    add(sums, here, lane, (rows0 ^ rows) & (columns0 ^ columns), (rows1 ^ rows) & (columns1 ^ columns))
+                    wanted0, wanted1 = (rows0 ^ rows) & (columns0 ^ columns), (rows1 ^ rows) & (columns1 ^ columns)
+                    for plane in range(PLANES):
+                        add(sums, here + plane * PLANE, lane, wanted0, wanted1)
                 else:
-                    add(sums, here, lane, -1, -1)
+                    for plane in range(PLANES):
+                        add(sums, here + plane * PLANE, lane, -1, -1)
                 due += period
             cuda.syncwarp()
             if lane == 0:

@@ -7,7 +7,8 @@ upconv_wgrad: stationary = x, shifted = dy, whose 4×4 taps of stride 2 see ever
 
 One producer thread fills a ring of stages (ring.py); a stage holds BK pixels: panels of both operands, each 128 bytes of one tap's channels.
 Column tiles are whole panels, so a tile may span taps. wgmma can sum over the rows of a tile of bfloat16 (MN-major), so TMA's
-tiles [pixels][channels] need no transpose; tiles of four-byte elements are transposed on the way: `wgrad_transpose`.
+tiles [pixels][channels] need no transpose; those of four-byte elements are transposed on the way: `wgrad_transpose`. Where float32
+comes as three planes of bfloat16 (split.py), each has a tensor map of its own: what lies behind its last pixel reads as zero.
 
 The bias gradient comes out of the same tiles: `wgrad_bias`.
 """
@@ -20,6 +21,7 @@ from typing import Any
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, products_of_stage, promoting_consumer
 from nbcnn.ops.conv.wgmma.ring import consumer as ring_consumer
+from nbcnn.ops.conv.wgmma.split import PRODUCTS
 from nbcnn.ops.conv.wgmma.tile import WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
@@ -40,14 +42,14 @@ u8, u2 = types.uint64, types.uint16
 def producer(tile: PixelTile) -> Any:
     """Device function for one thread: fetch the steps first … last − 1 of a tile into the ring, each as soon as its stage is empty."""
     STAGE, PANEL_BYTES, BK, PANEL = tile.stage_bytes, tile.panel_bytes, tile.BK, tile.panel
-    PANELS_A, PANELS_B = tile.BM // PANEL, tile.BN // PANEL
+    PANELS_A, PANELS_B, PLANES, PLANE = tile.BM // PANEL, tile.BN // PANEL, tile.planes_in_memory, tile.plane_bytes
     place, claim, advance = panel_place(PANEL), claim_stage(tile.landed_bytes), next_stage(tile.slots)
 
     @jit(device=True)
     def run(maps, ring, full, empty, m0, panel0, panels, first, last, C, P, Q, S, stride, top, left):
-        shifted_map = maps + u8(ROW_BYTES)
-        fence_tensor_map(maps)
-        fence_tensor_map(shifted_map)
+        shifted_map = maps + u8(PLANES * ROW_BYTES)
+        for each in range(2 * PLANES):
+            fence_tensor_map(maps + u8(each * ROW_BYTES))
         down = cuda.local.array(PANELS_B, u2)
         right = cuda.local.array(PANELS_B, u2)
         channel = cuda.local.array(PANELS_B, i4)
@@ -60,11 +62,13 @@ def producer(tile: PixelTile) -> Any:
             image, p, q = split_pixel(pixel, P, Q)
             h, w = p * stride - top, q * stride - left
             barrier = claim(full, empty, stage, parity)
-            to = ring + stage * STAGE
-            for i in range(PANELS_A):
-                load_tile_2d(to + i * PANEL_BYTES, maps, m0 + i * PANEL, pixel, barrier)
-            for j in range(PANELS_B):
-                load_im2col_4d(to + (PANELS_A + j) * PANEL_BYTES, shifted_map, channel[j], w, h, image, barrier, right[j], down[j])
+            for plane in range(PLANES):
+                to = ring + stage * STAGE + plane * PLANE
+                a_map, b_map = maps + u8(plane * ROW_BYTES), shifted_map + u8(plane * ROW_BYTES)
+                for i in range(PANELS_A):
+                    load_tile_2d(to + i * PANEL_BYTES, a_map, m0 + i * PANEL, pixel, barrier)
+                for j in range(PANELS_B):
+                    load_im2col_4d(to + (PANELS_A + j) * PANEL_BYTES, b_map, channel[j], w, h, image, barrier, right[j], down[j])
             stage, parity = advance(stage, parity)
             step += 1
 
@@ -77,7 +81,7 @@ def _multiply_stage(tile: PixelTile) -> Any:
 
     add 0 forgets the old sums.
     """
-    ROWS, LOW = tile.BM // tile.groups, tile.landed_bytes >> 4
+    ROWS, PLANE = tile.BM // tile.groups, tile.plane_bytes >> 4
     multiply: Any
     if tile.element == 2:
         operand, multiply = mn_major(tile.panel_bytes), partial(wgmma_bf16, a_mn_major=True, b_mn_major=True)
@@ -85,18 +89,16 @@ def _multiply_stage(tile: PixelTile) -> Any:
     else:
         operand, multiply = k_major, wgmma_tf32
         step_units, half_units, k = K_STEP, 64 * ROW_BYTES >> 4, 8
-    # Of (high + low)·(high + low) all but low·low, which is below float32's last bit; small sums first, they lose least so.
-    products = ((1, 0), (0, 1), (0, 0)) if tile.planes == 2 else ((0, 0),)
 
     instructions = [
         (
             multiply(tile.BN, half * tile.BN // 2),
-            half * half_units + step * step_units + low_a * LOW,
-            step * step_units + low_b * LOW,
+            half * half_units + step * step_units + plane_a * PLANE,
+            step * step_units + plane_b * PLANE,
             step == 0 and i == 0,
         )
         for half in range(ROWS // 64)
-        for i, (low_a, low_b) in enumerate(products)
+        for i, (plane_a, plane_b) in enumerate(PRODUCTS[tile.planes])
         for step in range(tile.BK // k)
     ]
     return products_of_stage(instructions, operand)
@@ -104,10 +106,10 @@ def _multiply_stage(tile: PixelTile) -> Any:
 
 @cache
 def consumer(tile: PixelTile) -> Any:
-    """The ring's consumer for a tile, as `ring.consumer`; in fp32 sums are promoted after each step."""
+    """The ring's consumer for a tile, as `ring.consumer`; sums of planes are promoted after each step."""
     sums, b_offset = tile.BM // tile.groups * tile.BN // WARPGROUP, tile.BM // tile.panel * tile.panel_bytes
     shape = sums, tile.slots, tile.stage_bytes, b_offset
-    return promoting_consumer(_multiply_stage(tile), *shape) if tile.planes == 2 else ring_consumer((_multiply_stage(tile),), *shape)
+    return promoting_consumer(_multiply_stage(tile), *shape) if tile.planes > 1 else ring_consumer((_multiply_stage(tile),), *shape)
 
 
 @cache
@@ -145,7 +147,7 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
     ARRIVALS = tile.consumers // WARP + (HELPERS if bias and not TRANSPOSED else 0)
     init, produce, consume = init_ring(STAGES, ARRIVALS), producer(tile), consumer(tile)
     store, transpose = store_product(tile), transposer(tile, bias)
-    add_up, place = summer(tile, bias == "shifted"), panel_place(tile.panel)
+    add_up, place = summer(tile, bias == "shifted", planes=tile.planes_in_memory, plane_bytes=tile.plane_bytes), panel_place(tile.panel)
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
     # 16 bytes of a pixel a lane; lanes beyond a pixel of few channels begin anew.
     CHUNK_BITS = min(31, tile.BN // 8 - 1) if tile.BN & (tile.BN - 1) == 0 else 31
@@ -156,9 +158,9 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
 
         gemm: GM = M, GN = R·S·C, GK = pixels; block tile BM × BN, BK pixels a step.
         grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
-        block: `groups` warpgroups that multiply, a warp whose first thread fetches; then three helper warps that transpose tiles (tf32, fp32), or
+        block: `groups` warpgroups that multiply, a warp whose first thread fetches; then three helper warps that transpose tiles of four bytes, or
         add up dy if there is a bias. owns: a block BM × BN, a warpgroup BM/groups rows of it.
-        shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·steps·BK·(BM + BN) + 4·BM·BN bytes.
+        shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·planes_in_memory·steps·BK·(BM + BN) + 4·BM·BN bytes.
         needs: compute capability 9.0 (wgmma, TMA).
         bias: which operand is dy, "stationary" or "shifted"; "" where no bias gradient is wanted.
         """

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.wgrad import OverPixels
+from nbcnn.ops.conv.wgmma.split import PRODUCTS, SPLIT_BYTES
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -24,6 +25,8 @@ HELPED = 4096
 """Bytes in which helper warps bring their sums together."""
 _SHARED_OF_MULTIPROCESSOR = 228 * 1024
 _RESERVED = 1024
+_PROMOTION = 2.5
+"""Cycles in which the threads of a warpgroup add one sum each, and what the wait for the product before costs, shared out among the sums."""
 MOST_SPLIT = 132
 """Parts that the pixels are cut into at most."""
 
@@ -32,8 +35,8 @@ MOST_SPLIT = 132
 class PixelTile(OverPixels):
     """A block's tile BM × BN over pixels in steps of BK; `groups` warpgroups share its rows; `slots` steps are in flight, the stages of its ring.
 
-    element  bytes of an operand's element: 2 (bfloat16) or 4, whose tiles are transposed in shared memory, 32 pixels a step.
-    planes   into how many tf32 values an element is split, 1 or 2.
+    element  bytes of an operand's element: 2 (bfloat16) or 4 (tf32), whose tiles are transposed in shared memory, 32 pixels a step.
+    planes   of float32: 3 of bfloat16, split before the product and brought by TMA, or 2 of tf32, split as tiles are transposed. Otherwise 1.
     split    blocks that share one output tile.
 
     A tile lies in shared memory as panels of BK pixels × 128 bytes. BM is `groups` times 64 or 128, BN whole panels.
@@ -67,14 +70,23 @@ class PixelTile(OverPixels):
         return self.BK * ROW_BYTES
 
     @property
-    def landed_bytes(self) -> int:
-        """Bytes that TMA writes in one step: BK pixels of both operands."""
+    def planes_in_memory(self) -> int:
+        return self.planes if self.element == 2 else 1
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of BK pixels of both operands in one plane."""
         return (self.BM + self.BN) // self.panel * self.panel_bytes
+
+    @property
+    def landed_bytes(self) -> int:
+        """Bytes that TMA writes in one step."""
+        return self.planes_in_memory * self.plane_bytes
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of one step in the ring."""
-        return self.planes * self.landed_bytes
+        return self.planes * self.plane_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -113,6 +125,11 @@ _TILES = {
         PixelTile(64, 64, 32, 1, 6, element=4),
     ),
     "fp32": (
+        PixelTile(128, 128, 64, 2, 2, planes=3),
+        PixelTile(128, 64, 64, 2, 3, planes=3),
+        PixelTile(64, 128, 64, 1, 3, planes=3),
+        PixelTile(64, 64, 64, 1, 2, planes=3),
+        PixelTile(64, 64, 64, 1, 4, planes=3),
         PixelTile(128, 128, 32, 2, 3, element=4, planes=2),
         PixelTile(64, 128, 32, 1, 4, element=4, planes=2),
         PixelTile(64, 64, 32, 1, 6, element=4, planes=2),
@@ -132,24 +149,29 @@ def compulsory_bytes(g: Correlation, element: int) -> float:
 
 def work(g: Correlation, tile: PixelTile) -> Work:
     """What the launch asks for: tiles of four-byte elements are read, transposed and written once more for each plane."""
-    products, transposed = (3 if tile.planes == 2 else 1), (1 + tile.planes if tile.element == 4 else 0)
+    # No other warpgroup multiplies while a lone one adds what a step of planes has made to its sums.
+    promoted = _PROMOTION * tile.BM * tile.BN / tile.consumers if tile.planes_in_memory > 1 and tile.groups == 1 else 0.0
+    products, through = len(PRODUCTS[tile.planes]), 2 + tile.planes if tile.element == 4 else 1
     return Work(
         tiles=tile.row_tiles(g) * tile.column_tiles(g) * tile.parts(g),
         together=_SHARED_OF_MULTIPROCESSOR // (tile.shared_bytes + _RESERVED),
         steps=tile.steps(g),
         ahead=tile.slots,
-        tensor=products * tile.BM * tile.BN * tile.BK / (2048 if tile.element == 2 else 1024),
-        shared=(1 + transposed) * tile.landed_bytes + products * tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element,
+        tensor=products * tile.BM * tile.BN * tile.BK / (2048 if tile.element == 2 else 1024) + promoted,
+        shared=through * tile.landed_bytes + products * tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element,
         fetched=tile.landed_bytes,
         ends=4.0 * tile.BM * tile.BN,
-        memory=compulsory_bytes(g, tile.element),
+        memory=compulsory_bytes(g, tile.planes_in_memory * tile.element),
         parts=0.0 if tile.whole(g) else parts_bytes(g, tile),
+        before=SPLIT_BYTES * g.N * (g.H * g.W * g.C + g.P * g.Q * g.K) if tile.planes_in_memory > 1 else 0.0,
     )
 
 
 def candidates(g: Correlation, precision: str, multiprocessors: int) -> Iterator[PixelTile]:
     """Every tile with the splits that fill half a wave, or one to four, or leave the pixels whole."""
     for tile in _TILES[precision]:
+        if tile.planes_in_memory > 1 and (g.C % 8 or g.K % 8):
+            continue  # pixels of planes would not start at whole 16 bytes
         outputs = tile.row_tiles(g) * tile.column_tiles(g)
         most = min(MOST_SPLIT, tile.pixel_steps(g))
         for split in sorted({1, *(min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2, 3, 4))}):
