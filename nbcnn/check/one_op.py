@@ -77,7 +77,7 @@ class Bound:
         def kinds(side: str, specs: Sequence[tuple[Shape, str]]) -> tuple[str, ...]:
             return tuple(stored_dtype(op, side, i, shape, dtype, store, attrs) for i, (shape, dtype) in enumerate(specs))
 
-        dtypes = {
+        dtypes: dict[str, Any] = {
             "in_dtypes": kinds("in", [(a.shape, a.dtype.name) for a in ins]),
             "out_dtypes": kinds("out", out_specs),
         }

@@ -38,6 +38,7 @@ def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
             touched.append(item.scratch)
         if item.packed is not None:
             touched.append(item.packed[0])
+        touched += [each.buf for each in item.planes]
         for buf in touched:
             root = buf.root
             if root.home == "arena":

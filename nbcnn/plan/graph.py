@@ -288,6 +288,7 @@ class Resolution:
 
     mode     the name of the row's fallback that the implementation comes from.
     packs    (terms, elements) of the packed weight that it reads, and `packed` its dtype; None if it reads no packed weight.
+    splits   by position of the operands that it splits into planes of bfloat16, the bytes that these take of its scratch.
     placement  how that copy is written without an index map; None if it wants one.
     reasons  why earlier implementations of the chain were passed over, in words.
     """
@@ -300,11 +301,22 @@ class Resolution:
     packed: str = "float32"
     reasons: tuple[str, ...] = ()
     placement: Placement | None = None
+    splits: Mapping[int, int] = field(default_factory=dict)
+
+
+class SharedPlanes(NamedTuple):
+    """The planes of bfloat16 of a step's operand, which another step reads too; `made` by an earlier one, or by this one."""
+
+    position: int
+    buf: Buf
+    made: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Planned:
     """A step with its resolution, its scratch Buf (None without) and its slice of the packed weights (Buf, start, count in elements).
+
+    `planes`: those that it shares with other steps, which have no place in its scratch.
 
     `side`: it may run beside the steps that follow it, up to the first that reads a gradient, or weights that were packed there.
     """
@@ -314,6 +326,7 @@ class Planned:
     scratch: Buf | None = None
     packed: tuple[Buf, int, int] | None = None
     side: bool = False
+    planes: tuple[SharedPlanes, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from nbcnn.plan.arena import ALIGNMENT, align, plan_arena, reads_gradient
 from nbcnn.plan.graph import Buf, Plan, Planned, Resolution, Shape, Step
 from nbcnn.plan.packing import Bank, Placement, table, tiles_of
 from nbcnn.plan.shapes import numel
+from nbcnn.plan.sharing import share_planes
 from nbcnn.plan.storage import ITEMSIZE
 
 SIDE_BYTES = 32 << 20
@@ -37,12 +38,14 @@ def lower(
     flat_params: Buf | None = None,
     store: str = "float32",
     branching: bool = False,
+    sharing: bool = False,
 ) -> Plan:
     """Fit recorded steps to a row: how activations are stored, converts at the two doors, packed weights, scratch, the arena.
 
     `resolve` says how a step runs. Weights that implementations want in another order are gathered by `pack_weights`
     steps at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy. Many are packed beside the first step that
     reads packed weights, which has its own packed before (`PackedBy`).
+    `sharing` has steps share the planes of operands (`plan.sharing`), of a plan that is run as a whole.
     `branching` lets weight gradients that read little (SIDE_BYTES) run beside the rest of the backward pass, which keeps what they read alive longer.
     """
     hows = [(step, resolve(step)) for step in stored_as(_convert_doors(steps, layout, store), store)]
@@ -67,6 +70,8 @@ def lower(
         operands = (flat_params, index, *([tables[buf]] if banks else []))
         pack = Step("pack_weights", operands, (buf,), {"tiles": tiles_of(banks)} if banks else {}, "pack")  # type: ignore[arg-type]
         packing.append(Planned(pack, resolve(pack), side=by.later))
+    if sharing:
+        planned = share_planes(planned)
     planned = _pack_made([*packing, *planned], maps, resolve)
     offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store, tables)

@@ -9,7 +9,7 @@ import numpy as np
 
 from nbcnn.gpu.capture import JOIN, MAIN, SIDE
 from nbcnn.nn.params import ParameterBuffer
-from nbcnn.ops.kernel.call import Call, bare_call
+from nbcnn.ops.kernel.call import Call, Planes, bare_call
 from nbcnn.plan.arena import side_ends
 from nbcnn.plan.graph import Buf, Plan, Planned
 from nbcnn.plan.lowering import banks_of
@@ -77,6 +77,7 @@ class Program:
             scratch,
             tuple(buf.dtype for buf in step.ins),
             tuple(buf.dtype for buf in step.outs),
+            {each.position: Planes(array(each.buf), each.made) for each in item.planes},
         )
 
     def run(self) -> None:

@@ -45,7 +45,8 @@ def plan_on(
                 raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
     if fusing:
         steps = with_sums(steps, finder(row, capability))
-    return lower(steps, row.layout, resolver(row, multiprocessors, capability, tiles), weights, row.store, branching)
+    # A plan of arrays of their own is cut into parts, and some leave out steps that would have made planes for others.
+    return lower(steps, row.layout, resolver(row, multiprocessors, capability, tiles), weights, row.store, branching, sharing=weights is not None)
 
 
 def _refusal(impl: Impl, call: Call, capability: tuple[int, int]) -> str | None:
@@ -95,7 +96,7 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
                 index = impl.pack(call)
                 packs = (index.shape[0] if index.ndim == 2 else 1, index.shape[-1])
                 placement = placement_of(index, step.ins[1].shape) if packs[0] == 1 and step.ins[1].root.home == "param" else None
-            return Resolution(impl, part, tile, impl.scratch(call), packs, impl.packed, tuple(reasons), placement)
+            return Resolution(impl, part, tile, impl.scratch(call), packs, impl.packed, tuple(reasons), placement, impl.splits(call))
         raise UsageError(f"{step.scope}: mode {row.mode} has no {step.op} for this shape" + "".join(f"; {r}" for r in reasons))
 
     return resolve

@@ -49,6 +49,8 @@ def check(items, offsets, nbytes):
         outs = [buf for buf in item.step.outs if buf.root.home == "arena"]
         if item.packed is not None:
             ins.append(item.packed[0])
+        ins += [each.buf for each in item.planes if each.made]
+        outs += [each.buf for each in item.planes if not each.made]
         own = [item.scratch] if item.scratch is not None else []
         for buf in ins:
             if buf.root in numbers:
@@ -140,10 +142,12 @@ def plans(draw):
     def resolve(step):
         scratch = draw(st.sampled_from([0, 0, 1, 1000]))
         packs = (1, draw(st.integers(1, 500))) if step.op.startswith("conv_") and draw(st.booleans()) else None
-        return resolutions.setdefault(step, Resolution(None, "test", None, scratch, packs, draw(st.sampled_from(["float32", "bfloat16"]))))
+        splits = {0: scratch} if scratch and step.op.startswith("conv_") else {}
+        packed = draw(st.sampled_from(["float32", "bfloat16"]))
+        return resolutions.setdefault(step, Resolution(None, "test", None, scratch, packs, packed, splits=splits))
 
     layout, store = draw(st.sampled_from(["NCHW", "NHWC"])), draw(st.sampled_from(["float32", "bfloat16"]))
-    return lower(drop_dead(tape.steps), layout, resolve, weights, store, branching=draw(st.booleans()))
+    return lower(drop_dead(tape.steps), layout, resolve, weights, store, branching=draw(st.booleans()), sharing=draw(st.booleans()))
 
 
 @PROPERTY

@@ -16,7 +16,7 @@ from nbcnn.nn.layers import sized
 from nbcnn.nn.losses import ForecastMSE
 from nbcnn.nn.models import LOSSES, s4convd
 from nbcnn.nn.series_layers import GLU, LastStep, PointwiseConv1d, StateSpaceConv1d
-from nbcnn.ops.kernel.call import bare_call, host
+from nbcnn.ops.kernel.call import host, planned_call
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, named, trace
 from nbcnn.plan.lowering import lower
@@ -166,7 +166,7 @@ def test_every_step_of_a_training_plan_has_a_count(mode, precision):
     assert {item.step.op for item in steps} >= {"pwconv1d_fprop", "pwconv1d_dgrad", "dwconv1d_bwd", "s4kernel_dgrad", "glu_dgrad", "last_dgrad"}
     for item in steps:
         assert item.how.impl.traffic is not None, item.step.op
-        launches = item.how.impl.traffic(bare_call(item.step, plan.layout, item.how.tile))
+        launches = item.how.impl.traffic(planned_call(item, plan.layout))
         assert all(one.write > 0 and 0 < one.distinct <= one.read for one in launches), item.step.op
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbcnn.lab.measure.steps import time_steps
 from nbcnn.lab.measure.timing import Timing
-from nbcnn.ops.kernel.call import bare_call
+from nbcnn.ops.kernel.call import planned_call
 from nbcnn.ops.kernel.traffic import Traffic, total
 from nbcnn.plan.flops import fewest_flops, step_bytes
 from nbcnn.plan.graph import Plan, Planned
@@ -31,7 +31,7 @@ Roofs = Mapping[str, float]
 def traffic_of(plan: Plan, item: Planned) -> list[Traffic] | None:
     """What each launch of a step asks memory for; None if nobody has worked it out."""
     count = item.how.impl.traffic
-    return None if count is None else list(count(bare_call(item.step, plan.layout, item.how.tile)))
+    return None if count is None else list(count(planned_call(item, plan.layout)))
 
 
 def peak(roofs: Roofs, mode: str, precision: str, part: str) -> float:

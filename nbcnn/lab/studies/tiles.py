@@ -287,7 +287,7 @@ def judged(rows: Sequence[Mapping[str, Any]], multiprocessors: int = H200) -> li
     for row in rows:
         attrs = {name: row[name] for name in ("stride", "pad") if name in row} | _OF_STATISTICS
         ins, outs, store = tuple(map(tuple, row["ins"])), tuple(map(tuple, row["outs"])), STORE[row["precision"]]
-        stored = {"in_dtypes": (store,) * len(ins), "out_dtypes": (store,) * len(outs)}
+        stored: dict[str, Any] = {"in_dtypes": (store,) * len(ins), "out_dtypes": (store,) * len(outs)}
         call = Call(row["op"], (), (), ins, outs, attrs, "NHWC", **stored)
         impl = next(impl for part, impl in MODES["tensorcore", row["precision"]].chain(row["op"]) if part == row["part"])
         tile = impl.tile(call, multiprocessors)

@@ -7,8 +7,8 @@ to write into, then attributes by keyword. Its `bind` takes a `Call`, whose arra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,13 @@ Out = tuple[Shape, str] | int
 """(shape, dtype) of a fresh output, or the position of the input that is updated in place."""
 
 
+class Planes(NamedTuple):
+    """An operand in planes of bfloat16 (`Impl.splits`), flat uint16, and whether an earlier step has made them."""
+
+    array: Any
+    made: bool
+
+
 @dataclass(frozen=True)
 class Call:
     """One step, as a `bind` function sees it.
@@ -29,6 +36,7 @@ class Call:
     `ins`/`outs` are flat 1-D arrays (NumPy on the host, device arrays on the GPU) in the row's layout;
     `in_shapes`/`out_shapes` are the *logical* shapes, images always (N, C, H, W). `packed` stands in for the weight of
     an implementation that declares `pack`; `scratch` is a flat uint8 array of the bytes that `Impl.scratch` asked for.
+    `planes` are those of operands, by position, that the step shares with others; they have no place in its scratch.
     `in_dtypes`/`out_dtypes` say how the operands are stored (`nbcnn.plan.storage`): bfloat16 arrives as uint16.
     """
 
@@ -44,6 +52,7 @@ class Call:
     scratch: Any = None
     in_dtypes: tuple[str, ...] = ()
     out_dtypes: tuple[str, ...] = ()
+    planes: Mapping[int, Planes] = field(default_factory=dict)
 
 
 def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
@@ -60,6 +69,12 @@ def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
         in_dtypes=tuple(b.dtype for b in step.ins),
         out_dtypes=tuple(b.dtype for b in step.outs),
     )
+
+
+def planned_call(item: Any, layout: str) -> Call:
+    """`bare_call` of a planned step with its tile, and without arrays the planes that it shares: what `traffic` looks at."""
+    planes = {each.position: Planes(None, each.made) for each in item.planes}
+    return replace(bare_call(item.step, layout, item.how.tile), planes=planes)
 
 
 def is_filter(op: str, side: str, position: int) -> bool:
@@ -161,6 +176,10 @@ def _no_tile(call: Call, multiprocessors: int) -> Any:
     return None
 
 
+def _no_splits(call: Call) -> Mapping[int, int]:
+    return {}
+
+
 def _no_candidates(call: Call, multiprocessors: int) -> Sequence[Any]:
     return ()
 
@@ -181,6 +200,8 @@ class Impl:
     candidates  Call without arrays, multiprocessor count -> the tiles that an autotuner should try.
     traffic   Call without arrays (tile resolved) -> the bytes of every launch of `bind`, in order (`nbcnn.ops.kernel.traffic`); None if
               nobody has worked them out.
+    splits    Call without arrays (tile resolved) -> by position of the operands that `bind` first splits into planes of bfloat16, the bytes that
+              they take of its scratch. A plan has steps that split one operand share its planes (`nbcnn.plan.sharing`).
     once      every operand moves once, in one launch: nothing is gained where another step does a part of it (`nbcnn.plan.merging.with_sums`).
     """
 
@@ -193,6 +214,7 @@ class Impl:
     needs: tuple[int, int] = (0, 0)
     candidates: Callable[[Call, int], Sequence[Any]] = _no_candidates
     traffic: Callable[[Call], Sequence[Traffic]] | None = None
+    splits: Callable[[Call], Mapping[int, int]] = _no_splits
     exactly: bool = False
     once: bool = False
 

@@ -20,7 +20,7 @@ from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.simt.im2col import Window, product_traffic
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.conv.winograd.engine import WinogradTile
-from nbcnn.ops.kernel.call import Call, bare_call
+from nbcnn.ops.kernel.call import Call, planned_call
 from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.traffic import Traffic, clipped, met, total, windows
 from nbcnn.ops.products import gemm
@@ -39,7 +39,7 @@ def test_every_step_of_a_training_plan_has_a_count(mode, precision, capability, 
     plan = training_plan(MODES[mode, precision], batch, capability=capability, fusing=fusing)
     for item in plan.steps:
         assert item.how.impl.traffic is not None, (item.step.op, item.how.mode)
-        launches = item.how.impl.traffic(bare_call(item.step, plan.layout, item.how.tile))
+        launches = item.how.impl.traffic(planned_call(item, plan.layout))
         for one in launches:
             assert 0 < one.distinct <= one.read, (item.step.op, one)
             assert one.write > 0
@@ -54,7 +54,7 @@ def test_every_step_of_a_training_plan_has_a_count(mode, precision, capability, 
 def test_a_count_for_every_launch(mode, precision, capability, batch):
     program = training_program(MODES[mode, precision], batch, capability=capability)
     for item, launches in program.bound:
-        made = item.how.impl.traffic(bare_call(item.step, program.plan.layout, item.how.tile))
+        made = item.how.impl.traffic(planned_call(item, program.plan.layout))
         assert len(made) == len(launches), (item.step.op, item.how.mode)
 
 

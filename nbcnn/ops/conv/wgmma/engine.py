@@ -16,14 +16,13 @@ from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.patch_kernel import correlate_patches
-from nbcnn.ops.conv.wgmma.split import launch_split, planes_bytes, planes_of, split_traffic
+from nbcnn.ops.conv.wgmma.split import in_planes, launch_split, own_bytes, planes_bytes, planes_of, split_bytes, split_traffic, traffic_of_planes
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, shared_bytes, steps_of_tap, tiles_of, work
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.kernel.traffic import Traffic, clipped, outputs, size, windows
-from nbcnn.plan.shapes import numel
 
 IMAGE_OPS = (
     "conv_fprop",
@@ -37,6 +36,8 @@ IMAGE_OPS = (
     "upconv_dgrad_relu",
 )
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}
+SOURCE = (0,)
+"""The position of the operand that in fp32 is split into planes."""
 BY_PATCHES = (WITH_SUMS, WITH_SECOND)
 """Gradients whose epilogue the patch kernel alone has."""
 MULTIPROCESSORS = 132
@@ -77,7 +78,7 @@ def implementations(precision: str) -> dict[str, Impl]:
         return [*columns, *_patch_tiles(call, kind, multiprocessors)]
 
     def scratch(call: Call) -> int:
-        return sum(map(planes_bytes, _counts(call, kind))) if kind.planes > 1 else 0
+        return own_bytes(call, SOURCE) + planes_bytes(_filters_packed(call, kind)) if kind.planes > 1 else 0
 
     def pack_filters(call: Call) -> np.ndarray:
         return pack(call, of_tap=kind.channels)
@@ -88,7 +89,10 @@ def implementations(precision: str) -> dict[str, Impl]:
     def bytes_of(call: Call) -> list[Traffic]:
         return traffic(call, kind)
 
-    impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, exactly=True)
+    def splits(call: Call) -> dict[int, int]:
+        return split_bytes(call, SOURCE) if kind.planes > 1 else {}
+
+    impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, exactly=True)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 
 
@@ -118,10 +122,10 @@ def _row(g: Correlation, kind: Kind) -> int:
     return g.taps * whole(g.C, kind.channels)
 
 
-def _counts(call: Call, kind: Kind) -> tuple[int, int]:
-    """Elements of the source, and of the packed filters."""
+def _filters_packed(call: Call, kind: Kind) -> int:
+    """Elements of the packed filters."""
     g = correlation(call)
-    return numel(call.in_shapes[0]), g.phases * g.K * _row(g, kind)
+    return g.phases * g.K * _row(g, kind)
 
 
 def _operands(call: Call, g: Correlation, e: Epilogue) -> tuple[Any, np.int32, np.float32, Any]:
@@ -208,10 +212,10 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
 
 def _split(call: Call, kind: Kind) -> tuple[Any, Any, list[Launch]]:
     """Source and filters as planes of bfloat16 in scratch, and the launches that make them."""
-    of_source, of_filters = _counts(call, kind)
-    source, rest = planes_of(call.scratch, of_source)
-    filters, _ = planes_of(rest, of_filters)
-    return source, filters, [launch_split(call.ins[0], source, of_source), launch_split(call.packed, filters, of_filters)]
+    (source,), first, rest = in_planes(call, SOURCE)
+    count = _filters_packed(call, kind)
+    filters, _ = planes_of(rest, count)
+    return source, filters, [*first, launch_split(call.packed, filters, count)]
 
 
 def traffic(call: Call, kind: Kind) -> list[Traffic]:
@@ -220,7 +224,7 @@ def traffic(call: Call, kind: Kind) -> list[Traffic]:
     mask = sum(size(call, "in", at) for at in range(2, len(call.in_shapes))) if kind_of(call) in ("mask", "sums") else 0
     first = []
     if kind.planes > 1:
-        first = list(map(split_traffic, _counts(call, kind)))
+        first = [*traffic_of_planes(call, SOURCE), split_traffic(_filters_packed(call, kind))]
     pixels, down = _patches(g, call.tile) if isinstance(call.tile, PatchTile) else _columns(g, call.tile)
     source = kind.planes * kind.element * g.N * g.C
     tap = kind.element * whole(g.C, kind.channels)

@@ -6,15 +6,17 @@ tf32 reach float32's bits too, with three products of half the rate: weight grad
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i8, jit
-from nbcnn.ops.kernel.call import Launch, blocks
+from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2
 from nbcnn.ops.ptx.vector import load4, store_bf16x4
+from nbcnn.plan.shapes import numel
 
 THREADS = 256
 PLANES = 3
@@ -55,6 +57,37 @@ def planes_bytes(count: int) -> int:
 def planes_of(scratch: Any, count: int) -> tuple[Any, Any]:
     """(the planes of `count` floats, uint16, at the start of `scratch`; the scratch behind them)."""
     return scratch[: 2 * PLANES * count].view(np.uint16), scratch[planes_bytes(count) :]
+
+
+def split_bytes(call: Call, positions: Sequence[int]) -> dict[int, int]:
+    """By position, the bytes that the planes of these operands take of a call's scratch: `Impl.splits`."""
+    return {position: planes_bytes(numel(call.in_shapes[position])) for position in positions}
+
+
+def own_bytes(call: Call, positions: Sequence[int]) -> int:
+    """The same of all of them that the call does not share with others."""
+    return sum(taken for position, taken in split_bytes(call, positions).items() if position not in call.planes)
+
+
+def in_planes(call: Call, positions: Sequence[int]) -> tuple[list[Any], list[Launch], Any]:
+    """(planes of these operands, the launches that make those that no earlier step has made, what is left of the call's scratch behind them)."""
+    found, launches, scratch = [], list[Launch](), call.scratch
+    for position in positions:
+        count, shared = numel(call.in_shapes[position]), call.planes.get(position)
+        if shared is None:
+            planes, scratch = planes_of(scratch, count)
+        else:
+            planes = shared.array[: PLANES * count]
+        found.append(planes)
+        if shared is None or not shared.made:
+            launches.append(launch_split(call.ins[position], planes, count))
+    return found, launches, scratch
+
+
+def traffic_of_planes(call: Call, positions: Sequence[int]) -> list[Traffic]:
+    """Bytes of the launches of `in_planes`."""
+    made = (numel(call.in_shapes[position]) for position in positions if position not in call.planes or not call.planes[position].made)
+    return list(map(split_traffic, made))
 
 
 def launch_split(x: Any, planes: Any, count: int) -> Launch:

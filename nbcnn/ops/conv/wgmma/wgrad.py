@@ -16,7 +16,7 @@ from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
 from nbcnn.ops.conv.wgmma import wgrad_square, wgrad_tile
-from nbcnn.ops.conv.wgmma.split import launch_split, planes_bytes, planes_of, split_traffic
+from nbcnn.ops.conv.wgmma.split import in_planes, own_bytes, split_bytes, traffic_of_planes
 from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
 from nbcnn.ops.conv.wgmma.wgrad_square import SquareTile
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
@@ -93,22 +93,14 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         return 2 * tile.planes_in_memory if tile.planes_in_memory > 1 else self.element
 
     def scratch(self, call: Call) -> int:
-        split = sum(planes_bytes(numel(shape)) for shape in call.in_shapes) if call.tile.planes_in_memory > 1 else 0
-        return split + self.parts_bytes(call)
+        return own_bytes(call, _split(call)) + self.parts_bytes(call)
 
     def bind(self, call: Call) -> list[Launch]:
-        if call.tile.planes_in_memory == 1:
-            return super().bind(call)
-        scratch, split, operands_split = call.scratch, [], []
-        for operand, shape in zip(call.ins, call.in_shapes, strict=True):
-            planes, scratch = planes_of(scratch, numel(shape))
-            split.append(launch_split(operand, planes, numel(shape)))
-            operands_split.append(planes)
-        return [*split, *super().bind(replace(call, ins=tuple(operands_split), scratch=scratch))]
+        planes, first, scratch = in_planes(call, _split(call))
+        return [*first, *super().bind(replace(call, ins=tuple(planes or call.ins), scratch=scratch))]
 
     def traffic(self, call: Call) -> list[Traffic]:
-        split = [split_traffic(numel(shape)) for shape in call.in_shapes] if call.tile.planes_in_memory > 1 else []
-        return [*split, *super().traffic(call)]
+        return [*traffic_of_planes(call, _split(call)), *super().traffic(call)]
 
     def _squares(self, call: Call, tile: SquareTile, g: Correlation, partials: Any, partials_b: Any) -> Launch:
         """The launch of the product by squares, which are only of dy: of conv_wgrad."""
@@ -123,6 +115,11 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         grid = (tiles, parts) if tile.cluster == 1 else (tiles * parts, 1)
         kernel = wgrad_square.square_product(unsplit(tile), bias, tile.whole(g))
         return Launch(kernel, grid, tile.threads(bias), args, shared=tile.shared_bytes, name=call.op)
+
+
+def _split(call: Call) -> tuple[int, ...]:
+    """The positions of the operands that launches before the product split."""
+    return (0, 1) if call.tile.planes_in_memory > 1 else ()
 
 
 def _planes(tile: PixelTile, operand: Any, shape: Shape) -> list[Any]:
@@ -144,5 +141,5 @@ def _map_of_squares(array: Any, shape: tuple[int, int, int, int], box: tuple[int
 
 def ops(precision: str) -> dict[str, Impl]:
     """What this module implements in `precision`, by op."""
-    impl = WgmmaWeightGradient(precision).impl(needs=(9, 0), exactly=True)
+    impl = replace(WgmmaWeightGradient(precision).impl(needs=(9, 0), exactly=True), splits=lambda call: split_bytes(call, _split(call)))
     return {"conv_wgrad": impl, "upconv_wgrad": impl}

@@ -1,0 +1,111 @@
+"""Tests of the planes that steps share: which steps share, what it saves, and on a GPU that a training step has the same bits without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nbcnn.gpu.compiler import SIMULATOR
+from nbcnn.lab.measure import nets
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d, Flatten, Linear
+from nbcnn.nn.losses import SoftmaxCrossEntropy
+from nbcnn.ops.conv.wgmma.split import SPLIT_BYTES
+from nbcnn.plan import lowering
+from nbcnn.plan.graph import Buf, Planned, Resolution, Step
+from nbcnn.plan.sharing import NEAR, share_planes
+
+X, W = Buf("x", (2, 64, 8, 8)), Buf("w", (64, 64, 3, 3), home="param")
+TAKEN = 2 * 3 * 2 * 64 * 8 * 8
+DEEP = nets.Network(
+    "deep",
+    "a test",
+    lambda: [
+        Conv2d(128, 3, padding=1),
+        ReLU(),
+        Conv2d(256, 3, padding=1),
+        ReLU(),
+        Conv2d(256, 3, padding=1),
+        Flatten(),
+        Linear(10),
+        SoftmaxCrossEntropy(),
+    ],
+    (64, 8, 8),
+    64,
+)
+
+
+def step(reads=X, writes=None, splits=True, side=False):
+    how = Resolution(None, "test", scratch_bytes=TAKEN + 100, splits={0: TAKEN} if splits else {})
+    out = Buf("y", (2, 64, 8, 8)) if writes is None else writes
+    return Planned(Step("conv_fprop", (reads, W), (out,)), how, Buf("scratch", (how.scratch_bytes,), "uint8"), side=side)
+
+
+def sharing(*items):
+    """Of every step whether it finds planes made (True), makes them (False) or shares none (None)."""
+    return [item.planes[0].made if item.planes else None for item in share_planes(items)]
+
+
+def test_the_first_of_two_makes_the_planes_of_both():
+    one, between, other = share_planes([step(), step(splits=False), step(X.reshaped((128, 64)))])
+    assert [(each.position, each.made) for each in (*one.planes, *other.planes)] == [(0, False), (0, True)]
+    assert one.planes[0].buf is other.planes[0].buf
+    assert one.planes[0].buf.nbytes == TAKEN
+    assert between.planes == ()
+    # They lie outside of the scratch of both.
+    assert one.scratch.nbytes == other.scratch.nbytes == 100
+    assert between.scratch.nbytes == TAKEN + 100
+
+
+def test_planes_of_what_was_written_since_are_not_taken():
+    assert sharing(step(), step(splits=False, writes=X), step(), step()) == [None, None, False, True]
+    assert sharing(step(writes=X), step()) == [None, None]
+
+
+def test_planes_are_not_kept_for_steps_far_behind():
+    others = [step(splits=False)] * (NEAR - 1)
+    assert sharing(step(), *others, step()) == [False, *[None] * len(others), True]
+    assert sharing(step(), *others, step(splits=False), step()) == [None] * (NEAR + 2)
+    # Each of several is near to the one before it.
+    assert sharing(step(), *others, step(), *others, step())[::NEAR] == [False, True, True]
+
+
+def test_steps_of_the_side_branch_take_no_part():
+    assert sharing(step(), step(side=True)) == [None, None]
+    assert sharing(step(side=True), step(), step()) == [None, False, True]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
+def test_both_gradients_of_a_convolution_split_dy_once(monkeypatch):
+    network = replace(nets.NETWORKS["vgg"], batch=256)
+    shared = nets.planned(network, "fp32")
+    monkeypatch.setattr(lowering, "share_planes", list)
+    apart = nets.planned(network, "fp32")
+    taking = [item for item in shared.plan.steps if any(each.made for each in item.planes)]
+    assert {item.step.op for item in taking} == {"conv_dgrad_relu"}
+    assert len(apart.launches) - len(shared.launches) == len(taking) == 7
+    saved = sum(SPLIT_BYTES * each.buf.nbytes // 6 for item in taking for each in item.planes)
+    assert nets.counts(apart)["moved_bytes"] - nets.counts(shared)["moved_bytes"] == saved
+
+
+def test_a_step_has_the_same_bits_with_shared_planes(gpu, monkeypatch):
+    if gpu.capability != (9, 0):
+        pytest.skip("convolutions by planes need compute capability 9.0")
+
+    def gradients():
+        work = nets.training(DEEP, "fp32", gpu)
+        allocated = work.allocate(work.plans())
+        program = allocated.programs["train", DEEP.batch]
+        program.run()
+        gpu.synchronize()
+        return gpu.download(work.net.params.grads), sum(len(item.planes) for item in program.plan.steps)
+
+    found, shares = gradients()
+    monkeypatch.setattr(lowering, "share_planes", list)
+    wanted, none = gradients()
+    assert (shares > 0, none) == (True, 0)
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() > 0
+    assert np.array_equal(found, wanted)
