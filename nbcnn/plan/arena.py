@@ -33,7 +33,9 @@ def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
     joined = side_ends(planned)
     for at, item in enumerate(planned):
         last = min((each for each in joined if each > at), default=at) if item.side else at
-        touched = [*item.step.ins, *item.step.outs]
+        # Of an operand in planes that an earlier step has made nothing else is read.
+        made = {each.position for each in item.planes if each.made}
+        touched = [*(buf for position, buf in enumerate(item.step.ins) if position not in made), *item.step.outs]
         if item.scratch is not None:
             touched.append(item.scratch)
         if item.packed is not None:

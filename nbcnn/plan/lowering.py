@@ -10,7 +10,7 @@ from nbcnn.plan.arena import ALIGNMENT, align, plan_arena, reads_gradient
 from nbcnn.plan.graph import Buf, Plan, Planned, Resolution, Shape, Step
 from nbcnn.plan.packing import Bank, Placement, table, tiles_of
 from nbcnn.plan.shapes import numel
-from nbcnn.plan.sharing import share_planes
+from nbcnn.plan.sharing import with_shared_planes
 from nbcnn.plan.storage import ITEMSIZE
 
 SIDE_BYTES = 32 << 20
@@ -70,9 +70,9 @@ def lower(
         operands = (flat_params, index, *([tables[buf]] if banks else []))
         pack = Step("pack_weights", operands, (buf,), {"tiles": tiles_of(banks)} if banks else {}, "pack")  # type: ignore[arg-type]
         packing.append(Planned(pack, resolve(pack), side=by.later))
-    if sharing:
-        planned = share_planes(planned)
     planned = _pack_made([*packing, *planned], maps, resolve)
+    if sharing:
+        planned = with_shared_planes(planned)
     offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store, tables)
 

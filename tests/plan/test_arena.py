@@ -45,7 +45,8 @@ def check(items, offsets, nbytes):
         if at == joined:
             running.clear()
             scratches.clear()
-        ins = [buf for buf in item.step.ins if buf.root.home == "arena"]
+        made = {each.position for each in item.planes if each.made}
+        ins = [buf for position, buf in enumerate(item.step.ins) if buf.root.home == "arena" and position not in made]
         outs = [buf for buf in item.step.outs if buf.root.home == "arena"]
         if item.packed is not None:
             ins.append(item.packed[0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.ops.conv.wgmma.split import SPLIT_BYTES
-from nbcnn.plan import lowering
+from nbcnn.plan import lowering, sharing
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step
 from nbcnn.plan.sharing import NEAR, share_planes
 
@@ -33,7 +31,7 @@ DEEP = nets.Network(
         SoftmaxCrossEntropy(),
     ],
     (64, 8, 8),
-    64,
+    256,
 )
 
 
@@ -43,13 +41,13 @@ def step(reads=X, writes=None, splits=True, side=False):
     return Planned(Step("conv_fprop", (reads, W), (out,)), how, Buf("scratch", (how.scratch_bytes,), "uint8"), side=side)
 
 
-def sharing(*items):
+def shares(*items):
     """Of every step whether it finds planes made (True), makes them (False) or shares none (None)."""
-    return [item.planes[0].made if item.planes else None for item in share_planes(items)]
+    return [item.planes[0].made if item.planes else None for item in share_planes(items, NEAR)]
 
 
 def test_the_first_of_two_makes_the_planes_of_both():
-    one, between, other = share_planes([step(), step(splits=False), step(X.reshaped((128, 64)))])
+    one, between, other = share_planes([step(), step(splits=False), step(X.reshaped((128, 64)))], NEAR)
     assert [(each.position, each.made) for each in (*one.planes, *other.planes)] == [(0, False), (0, True)]
     assert one.planes[0].buf is other.planes[0].buf
     assert one.planes[0].buf.nbytes == TAKEN
@@ -60,33 +58,34 @@ def test_the_first_of_two_makes_the_planes_of_both():
 
 
 def test_planes_of_what_was_written_since_are_not_taken():
-    assert sharing(step(), step(splits=False, writes=X), step(), step()) == [None, None, False, True]
-    assert sharing(step(writes=X), step()) == [None, None]
+    assert shares(step(), step(splits=False, writes=X), step(), step()) == [None, None, False, True]
+    assert shares(step(writes=X), step()) == [None, None]
 
 
 def test_planes_are_not_kept_for_steps_far_behind():
     others = [step(splits=False)] * (NEAR - 1)
-    assert sharing(step(), *others, step()) == [False, *[None] * len(others), True]
-    assert sharing(step(), *others, step(splits=False), step()) == [None] * (NEAR + 2)
+    assert shares(step(), *others, step()) == [False, *[None] * len(others), True]
+    assert shares(step(), *others, step(splits=False), step()) == [None] * (NEAR + 2)
     # Each of several is near to the one before it.
-    assert sharing(step(), *others, step(), *others, step())[::NEAR] == [False, True, True]
+    assert shares(step(), *others, step(), *others, step())[::NEAR] == [False, True, True]
 
 
 def test_steps_of_the_side_branch_take_no_part():
-    assert sharing(step(), step(side=True)) == [None, None]
-    assert sharing(step(side=True), step(), step()) == [None, False, True]
+    assert shares(step(), step(side=True)) == [None, None]
+    assert shares(step(side=True), step(), step()) == [None, False, True]
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
-def test_both_gradients_of_a_convolution_split_dy_once(monkeypatch):
-    network = replace(nets.NETWORKS["vgg"], batch=256)
-    shared = nets.planned(network, "fp32")
-    monkeypatch.setattr(lowering, "share_planes", list)
-    apart = nets.planned(network, "fp32")
-    taking = [item for item in shared.plan.steps if any(each.made for each in item.planes)]
-    assert {item.step.op for item in taking} == {"conv_dgrad_relu"}
-    assert len(apart.launches) - len(shared.launches) == len(taking) == 7
-    saved = sum(SPLIT_BYTES * each.buf.nbytes // 6 for item in taking for each in item.planes)
+@pytest.mark.parametrize(("most", "readers"), [(sharing.MOST_BYTES, {"conv_dgrad_relu", "conv_wgrad"}), (1 << 20, {"conv_dgrad_relu"})])
+def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(monkeypatch, most, readers):
+    monkeypatch.setattr(sharing, "MOST_BYTES", most)
+    shared = nets.planned(nets.NETWORKS["vgg"], "fp32")
+    monkeypatch.setattr(lowering, "with_shared_planes", list)
+    apart = nets.planned(nets.NETWORKS["vgg"], "fp32")
+    taken = [(item.step.op, each.buf.nbytes) for item in shared.plan.steps for each in item.planes if each.made]
+    assert {op for op, _ in taken} == readers
+    assert len(apart.launches) - len(shared.launches) == len(taken) == 7 * len(readers)
+    saved = sum(SPLIT_BYTES * nbytes // 6 for _, nbytes in taken)
     assert nets.counts(apart)["moved_bytes"] - nets.counts(shared)["moved_bytes"] == saved
 
 
@@ -102,10 +101,10 @@ def test_a_step_has_the_same_bits_with_shared_planes(gpu, monkeypatch):
         gpu.synchronize()
         return gpu.download(work.net.params.grads), sum(len(item.planes) for item in program.plan.steps)
 
-    found, shares = gradients()
-    monkeypatch.setattr(lowering, "share_planes", list)
+    found, shared = gradients()
+    monkeypatch.setattr(lowering, "with_shared_planes", list)
     wanted, none = gradients()
-    assert (shares > 0, none) == (True, 0)
+    assert (shared > 0, none) == (True, 0)
     assert np.isfinite(found).all()
     assert np.abs(found).max() > 0
     assert np.array_equal(found, wanted)

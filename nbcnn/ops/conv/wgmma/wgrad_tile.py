@@ -163,7 +163,8 @@ def work(g: Correlation, tile: PixelTile) -> Work:
         ends=4.0 * tile.BM * tile.BN,
         memory=compulsory_bytes(g, tile.planes_in_memory * tile.element),
         parts=0.0 if tile.whole(g) else parts_bytes(g, tile),
-        before=SPLIT_BYTES * g.N * (g.H * g.W * g.C + g.P * g.Q * g.K) if tile.planes_in_memory > 1 else 0.0,
+        # The input gradient reads the planes of dy too, and the forward pass those of x: a half of what splitting them costs counts here.
+        before=SPLIT_BYTES / 2 * g.N * (g.H * g.W * g.C + g.P * g.Q * g.K) if tile.planes_in_memory > 1 else 0.0,
     )
 
 
