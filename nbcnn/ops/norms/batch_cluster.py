@@ -28,17 +28,18 @@ from nbcnn.ops.norms.cluster_share import Layout, Tile, layout_of
 
 SHARED, BLOCK_SHARED, RESERVED = 228 << 10, 227 << 10, 1 << 10
 """Bytes of shared memory of a multiprocessor, of a block at most, and that the driver keeps of every block."""
-CLUSTERS = (8, 4)
-"""Blocks of a cluster: 8 is what every GPU with clusters takes."""
+CLUSTERS = {8: 15, 6: 18, 5: 23, 4: 31}
+"""Blocks of a cluster (8 is what every GPU with clusters takes), and how many such clusters of one block a multiprocessor are on an H100 or H200 at
+once: a cluster stays within one of the GPU's eight groups of multiprocessors, of which seven have 16 or 18 and one fewer
+(cuOccupancyMaxActiveClusters says 15 clusters of 8)."""
 COLUMNS = (16, 8, 4, 2)
 """Vectors of 16 bytes that a block has of a pixel: rows of 32 bytes at least, which is what memory moves at once."""
 FEWEST = 64
 """Blocks of a launch at least."""
-CLUSTERED = 120
-"""Multiprocessors on which clusters of 8 with one block on each find room at once: a cluster stays within one of the GPU's groups of multiprocessors,
-which are not all of 16 or more (cuOccupancyMaxActiveClusters says 15 clusters on an H200; more where blocks share a multiprocessor)."""
 WAVES = 2
 """How many times in turn the blocks may fill the GPU: more than that is a stream, which three launches with more loads in flight do as well."""
+TURN = 1500
+"""What a turn of clusters costs besides its loads, in vectors of a multiprocessor."""
 _REGISTERS = {1: 80, 2: 128}
 """Registers of a thread at most, by the tensors that a kernel holds: one forward, two backward."""
 
@@ -46,24 +47,25 @@ _REGISTERS = {1: 80, 2: 128}
 def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, rounds: int = WAVES) -> list[Tile]:
     """The tiles that images of logical `shape` (N,C,H,W) stored as `kind` fit into, `tensors` of which are held; the likely fastest first.
 
-    First those of which all clusters are on the GPU at once: sixteen where fifteen have room took 14.8 µs for a forward norm of 512×512×4×4, and
-    thirty-two smaller ones 11.0 (H200, bf16). Of these the one of the most blocks, of the most threads. Clusters of 4 come last. They follow from
-    the shape alone, so that every GPU makes the same bits; a GPU with fewer multiprocessors than an H200 may take more than `rounds`.
+    First those of which a multiprocessor has the fewest vectors of a tensor in all the turns that clusters take: sixteen clusters of 6 come at once,
+    of 8 they take two turns, which for a gradient of 512×512×4×4 is 16.5 instead of 20.0 µs (H100, bf16). Blocks that share a multiprocessor gain
+    nothing, and of 512 threads they have more loads in flight than of 256. They follow from the shape alone, so that every GPU makes the same bits;
+    a GPU with fewer multiprocessors than an H200 may take more than `rounds`.
     """
     n, channels, h, w = shape
     width, made = 8 if kind == "bfloat16" else 4, []
-    for cluster in CLUSTERS:
+    for cluster, at_once in CLUSTERS.items():
         pixels = ceil_div(n * h * w, cluster)
         for columns in COLUMNS:
-            grid = channels // (columns * width) * cluster
-            if layout != "NHWC" or channels % (columns * width) or grid < FEWEST:
+            groups = channels // (columns * width)
+            if layout != "NHWC" or channels % (columns * width) or groups * cluster < FEWEST:
                 continue
             for threads in (512, 256):
                 tile = Tile(columns, threads // columns, cluster)
                 nbytes = layout_of(tile, width, pixels, tensors).nbytes
-                places = CLUSTERED * min(SHARED // (nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * threads))
-                if nbytes <= BLOCK_SHARED and grid <= rounds * places and (threads == 256 or tile.rows <= pixels):
-                    made.append(((cluster != CLUSTERS[0], grid > places, -grid, -threads), tile))
+                places = at_once * min(SHARED // (nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * threads))
+                if nbytes <= BLOCK_SHARED and groups <= rounds * places and (threads == 256 or tile.rows <= pixels):
+                    made.append(((ceil_div(groups, at_once) * (pixels * columns + TURN), -threads), tile))
     return [tile for _, tile in sorted(made, key=lambda each: each[0])]
 
 
@@ -74,7 +76,8 @@ def _blocks(tile: Tile, channels: int, width: int) -> int:
 def _asked(call: Call) -> tuple[Shape, str, int, str, int]:
     """The images of a call, how they are stored, how many of them are held, their layout, and in how many rounds clusters may come.
 
-    Gradients at the end of a residual block, which move five tensors or six, lose in two: 28.1 µs for 512×512×4×4 where three launches take 26.3.
+    Gradients at the end of a residual block, which move five tensors or six, lose in two: 28.0 µs for 512×512×4×4 where three launches take 27.7, and
+    one round 20.6.
     """
     tensors = 2 if call.op.endswith("_grads") else 1
     rounds = 1 if tensors == 2 and form_of(call.op)[1] else WAVES
@@ -100,7 +103,7 @@ def supports(call: Call) -> str | None:
         return f"clusters of blocks read NHWC, not {layout}"
     if shape[1] % least:
         return f"{shape[1]} channels are no multiple of {least}, the 32 bytes of a block's rows"
-    if shape[1] // least * CLUSTERS[0] < FEWEST:
+    if shape[1] // least * max(CLUSTERS) < FEWEST:
         return f"{shape[1]} channels make fewer than {FEWEST} blocks"
     if not candidates_of(shape, kind, tensors, layout, rounds):
         return f"the shared memory of clusters holds no batch of {'×'.join(map(str, shape))}, or in more than {rounds} rounds"

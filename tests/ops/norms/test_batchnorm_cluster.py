@@ -18,7 +18,7 @@ from nbcnn.modes import MODES
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.norms import batch, batch_cluster
-from nbcnn.ops.norms.batch_cluster import _REGISTERS, BLOCK_SHARED, CLUSTERED, FEWEST, RESERVED, SHARED, WAVES, candidates_of
+from nbcnn.ops.norms.batch_cluster import _REGISTERS, BLOCK_SHARED, CLUSTERS, FEWEST, RESERVED, SHARED, WAVES, candidates_of
 from nbcnn.ops.norms.cluster_share import Tile, layout_of
 
 TENSORCORE = {precision: MODES["tensorcore", precision] for precision in ("bf16", "tf32", "fp32")}
@@ -29,31 +29,32 @@ COMPILES = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles n
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind", "tensors", "columns", "blocks"),
+    ("shape", "kind", "tensors", "columns", "blocks", "cluster"),
     [
-        ((512, 512, 4, 4), "bfloat16", 2, 2, 256),
-        ((512, 512, 4, 4), "bfloat16", 1, 2, 256),
-        ((512, 1024, 2, 2), "bfloat16", 2, 8, 128),
-        ((512, 256, 4, 4), "bfloat16", 2, 2, 128),
-        ((512, 512, 4, 4), "float32", 2, None, None),
-        ((512, 256, 8, 8), "bfloat16", 1, 2, 128),
-        ((512, 256, 8, 8), "bfloat16", 2, None, None),
-        ((10, 128, 13, 11), "bfloat16", 1, 2, 64),
-        ((512, 128, 8, 8), "bfloat16", 2, None, None),
-        ((512, 64, 32, 32), "bfloat16", 1, None, None),
-        ((8192, 1024, 4, 4), "bfloat16", 1, None, None),
-        ((64, 64, 2, 2), "bfloat16", 1, None, None),
-        ((64, 1023, 2, 2), "bfloat16", 1, None, None),
+        ((512, 512, 4, 4), "bfloat16", 2, 4, 96, 6),
+        ((512, 512, 4, 4), "bfloat16", 1, 4, 96, 6),
+        ((512, 1024, 2, 2), "bfloat16", 2, 8, 96, 6),
+        ((512, 256, 4, 4), "bfloat16", 2, 2, 96, 6),
+        ((512, 512, 4, 4), "float32", 2, 4, 192, 6),
+        ((16, 256, 32, 32), "bfloat16", 2, 2, 96, 6),
+        ((512, 256, 8, 8), "bfloat16", 1, 2, 96, 6),
+        ((512, 256, 8, 8), "bfloat16", 2, None, None, None),
+        ((10, 128, 13, 11), "bfloat16", 1, 2, 64, 8),
+        ((512, 128, 8, 8), "bfloat16", 2, None, None, None),
+        ((512, 64, 32, 32), "bfloat16", 1, None, None, None),
+        ((8192, 1024, 4, 4), "bfloat16", 1, None, None, None),
+        ((64, 64, 2, 2), "bfloat16", 1, None, None, None),
+        ((64, 1023, 2, 2), "bfloat16", 1, None, None, None),
     ],
 )
-def test_images_fit_or_do_not(shape, kind, tensors, columns, blocks):
+def test_images_fit_or_do_not(shape, kind, tensors, columns, blocks, cluster):
     found = candidates_of(shape, kind, tensors, "NHWC")
     if columns is None:
         assert found == []
         return
     width = 8 if kind == "bfloat16" else 4
     first = found[0]
-    assert (first.cluster, first.columns, shape[1] // (first.columns * width) * first.cluster) == (8, columns, blocks)
+    assert (first.cluster, first.columns, shape[1] // (first.columns * width) * first.cluster) == (cluster, columns, blocks)
     assert candidates_of(shape, kind, tensors, "NCHW") == []
 
 
@@ -72,7 +73,7 @@ def test_every_tile_fits_and_covers_the_batch(shape, kind):
             assert layout.held * 16 // width >= own * tile.columns * 16
             assert channels % (tile.columns * width) == 0
             together = min(SHARED // (layout.nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * tile.threads))
-            assert FEWEST <= blocks <= WAVES * CLUSTERED * together
+            assert FEWEST <= blocks <= WAVES * CLUSTERS[tile.cluster] * tile.cluster * together
             assert tile.threads in (256, 512)
             assert 2 * tile.columns * width <= tile.threads, "a thread for each of a block's sums"
 
@@ -128,12 +129,12 @@ REST = [(op, precision) for op in batch_cluster.OPS for precision in TENSORCORE 
 @pytest.mark.parametrize(("op", "precision"), [*FIRST, *full(*REST)])
 def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision):
     """A block of 512 threads, alone on its multiprocessor, has 128 registers a thread; forward kernels have 80, so that three of 256 share one."""
-    forms = [(tile, more) for tile in (Tile(4, 128, 8), Tile(2, 128, 8)) for more in (False, True)]
+    forms = [(tile, more) for tile in (Tile(4, 128, 6), Tile(2, 128, 6)) for more in (False, True)]
     for tile, more in forms if op == "batchnorm_add_relu_grads" else forms[::2]:
         made, _ = bound(op, precision, (80, 128, 8, 8), Host(), more, tile=tile)
         (launch,) = made.launches
         report = compile_launch(launch)
-        assert (report.frame_bytes, report.cluster) == (0, 8)
+        assert (report.frame_bytes, report.cluster) == (0, 6)
         assert report.registers <= _REGISTERS[1 if op.endswith("_fprop") else 2]
         (moved,) = batch_cluster.OPS[op].traffic(made.call)
         assert moved.read == moved.distinct
