@@ -101,6 +101,11 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
         # The means of the chunks are read twice, their squares once.
         return [*made, Traffic(3 * partials // 2, 4 * channel, partials)]
 
+    def splits(call: Call) -> Mapping[int, int]:
+        # x is the first operand of the op and of the convolution inside.
+        first, _, chunk, _ = parts(call)
+        return (conv if chunk is None else engine).splits(first)
+
     pack = engine.pack
     return {
         OP: replace(
@@ -112,6 +117,7 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
             candidates=lambda call, multiprocessors: engine.candidates(convolution(call), multiprocessors),
             pack=None if pack is None else lambda call: pack(convolution(call)),
             traffic=None if engine.traffic is None else bytes_of,
+            splits=splits,
         )
     }
 

@@ -90,7 +90,8 @@ def implementations(precision: str) -> dict[str, Impl]:
         return traffic(call, kind)
 
     def splits(call: Call) -> dict[int, int]:
-        return split_bytes(call, SOURCE) if kind.planes > 1 else {}
+        # An op around one of these has other operands: it says itself which of them are the same.
+        return split_bytes(call, SOURCE) if kind.planes > 1 and call.op in (*IMAGE_OPS, WITH_MOMENTS) else {}
 
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, exactly=True)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)

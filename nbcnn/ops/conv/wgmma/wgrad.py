@@ -141,5 +141,10 @@ def _map_of_squares(array: Any, shape: tuple[int, int, int, int], box: tuple[int
 
 def ops(precision: str) -> dict[str, Impl]:
     """What this module implements in `precision`, by op."""
-    impl = replace(WgmmaWeightGradient(precision).impl(needs=(9, 0), exactly=True), splits=lambda call: split_bytes(call, _split(call)))
-    return {"conv_wgrad": impl, "upconv_wgrad": impl}
+
+    def splits(call: Call) -> dict[int, int]:
+        # An op around one of these has other operands.
+        return split_bytes(call, _split(call)) if call.op in names else {}
+
+    names = "conv_wgrad", "upconv_wgrad"
+    return dict.fromkeys(names, replace(WgmmaWeightGradient(precision).impl(needs=(9, 0), exactly=True), splits=splits))
