@@ -9,6 +9,9 @@ from nbcnn.plan.graph import Buf, Planned, Step
 ALIGNMENT = 256
 """Every Buf in the arena starts at a multiple of so many bytes."""
 
+LARGE = 8 << 30
+"""Bytes of an arena beyond which a plan saves memory rather than time: a tenth of the memory of the smallest GPU that has wgmma."""
+
 
 def align(count: int, to: int) -> int:
     """`count`, rounded up to a multiple of `to`."""

@@ -11,21 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nbcnn.plan.arena import plan_arena
+from nbcnn.plan.arena import LARGE, plan_arena
 from nbcnn.plan.graph import Buf, Planned, SharedPlanes
 
 NEAR = 8
 """Steps between the gradients of a convolution, or the convolutions that read one x, at most."""
-MOST_BYTES = 8 << 30
-"""Bytes of an arena in which planes of x are kept for the backward pass: a tenth of the memory of the smallest GPU that has wgmma."""
 
 
 def with_shared_planes(planned: Sequence[Planned]) -> list[Planned]:
-    """The steps with shared planes: all, or where the arena would have more than MOST_BYTES those of steps near to each other."""
+    """The steps with shared planes: all, or where the arena would be LARGE those of steps near to each other."""
     if not any(item.how.splits for item in planned):
         return list(planned)
     kept = share_planes(planned, len(planned))
-    return kept if plan_arena(kept)[1] <= MOST_BYTES else share_planes(planned, NEAR)
+    return kept if plan_arena(kept)[1] <= LARGE else share_planes(planned, NEAR)
 
 
 def share_planes(planned: Sequence[Planned], near: int) -> list[Planned]:

@@ -23,6 +23,7 @@ from nbcnn.datasets.augment import NOTHING, Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
+from nbcnn.plan.arena import LARGE
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.merging import merge
 from nbcnn.plan.recompute import recomputed
@@ -33,7 +34,8 @@ from nbcnn.run.net import Net, Recorded
 from nbcnn.run.resident import Images, Series
 
 BRANCHING = 64
-"""Up to this batch size weight gradients run beside the rest of the backward pass: single kernels do not fill the GPU there."""
+"""Up to this batch size all weight gradients that read little run beside the rest of the backward pass: single kernels do not fill the GPU there. In
+larger batches those that are short do, unless that makes the arena large."""
 
 
 class Update(NamedTuple):
@@ -249,9 +251,11 @@ class Training:
     def plan(self, split: str, batch: int) -> Plan:
         """The plan of one training step on `batch` images, or of the evaluation of as many of the test set."""
         # A branch ends where gradients are first read, which of several parts is before the last has made its own.
-        branching = self.team.share(batch).images <= BRANCHING and batch <= self.part
+        branching, large = batch <= self.part, self.team.share(batch).images > BRANCHING
         recorded = self.record(split, batch)
-        kept = self.net.lower(recorded, branching=branching)
+        kept = self.net.lower(recorded, branching, large)
+        if branching and large and kept.arena_bytes > LARGE:
+            kept = self.net.lower(recorded)
         if not self.recompute or split != "train":
             return kept
         losses = [step.ins[0] for step in recorded.steps if step.op == "advance"]

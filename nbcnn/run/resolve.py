@@ -30,12 +30,13 @@ def plan_on(
     capability: tuple[int, int],
     tiles: Tiles | None = None,
     branching: bool = False,
+    large: bool = False,
     fusing: bool = False,
 ) -> Plan:
     """The plan of recorded `steps` on `row`, for a device of that size and capability.
 
     `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
-    `branching` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports (`merging.with_sums`).
+    `branching` and `large` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports (`merging.with_sums`).
     Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
@@ -46,7 +47,8 @@ def plan_on(
     if fusing:
         steps = with_sums(steps, finder(row, capability))
     # A plan of arrays of their own is cut into parts, and some leave out steps that would have made planes for others.
-    return lower(steps, row.layout, resolver(row, multiprocessors, capability, tiles), weights, row.store, branching, sharing=weights is not None)
+    resolve = resolver(row, multiprocessors, capability, tiles)
+    return lower(steps, row.layout, resolve, weights, row.store, branching, large, sharing=weights is not None)
 
 
 def _refusal(impl: Impl, call: Call, capability: tuple[int, int]) -> str | None:

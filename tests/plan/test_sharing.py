@@ -12,6 +12,7 @@ from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.ops.conv.wgmma.split import SPLIT_BYTES
 from nbcnn.plan import lowering, sharing
+from nbcnn.plan.arena import LARGE
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step
 from nbcnn.plan.sharing import NEAR, share_planes
 
@@ -76,9 +77,9 @@ def test_steps_of_the_side_branch_take_no_part():
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
-@pytest.mark.parametrize(("most", "readers"), [(sharing.MOST_BYTES, {"conv_dgrad_relu", "conv_wgrad"}), (1 << 20, {"conv_dgrad_relu"})])
+@pytest.mark.parametrize(("most", "readers"), [(LARGE, {"conv_dgrad_relu", "conv_wgrad"}), (1 << 20, {"conv_dgrad_relu"})])
 def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(monkeypatch, most, readers):
-    monkeypatch.setattr(sharing, "MOST_BYTES", most)
+    monkeypatch.setattr(sharing, "LARGE", most)
     shared = nets.planned(nets.NETWORKS["vgg"], "fp32")
     monkeypatch.setattr(lowering, "with_shared_planes", list)
     apart = nets.planned(nets.NETWORKS["vgg"], "fp32")

@@ -122,3 +122,13 @@ def test_a_plan_is_bound_to_host_memory_as_a_session_binds_it():
     assert written(program.plan) == written(work.plan("train", 4))
     assert len(program.bound) == len(program.plan.steps)
     assert work.memory(work.plans())["data set"] == 4 * (3 * 32 * 32)
+
+
+def test_nothing_runs_beside_the_backward_pass_of_a_large_batch_where_the_arena_would_be_large(monkeypatch):
+    def sides():
+        plan = training_plan(MODES["tensorcore", "bf16"], 128)
+        return [item.step.op for item in plan.steps if item.side and item.step.op != "pack_weights"]
+
+    assert "conv_wgrad" in sides()
+    monkeypatch.setattr("nbcnn.run.planning.LARGE", 1 << 20)
+    assert sides() == []
