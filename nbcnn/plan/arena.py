@@ -9,8 +9,9 @@ from nbcnn.plan.graph import Buf, Planned, Step
 ALIGNMENT = 256
 """Every Buf in the arena starts at a multiple of so many bytes."""
 
-LARGE = 8 << 30
-"""Bytes of an arena beyond which a plan saves memory rather than time: a tenth of the memory of the smallest GPU that has wgmma."""
+MOST_ARENA = 8 << 30
+"""Bytes of an arena up to which a plan keeps more for the sake of time: a tenth of the memory of the smallest GPU that has wgmma. Where that is
+more than a GPU has free, the plan is made anew without (`nbcnn.run.planning.Training.lean`)."""
 
 
 def align(count: int, to: int) -> int:

@@ -18,9 +18,9 @@ SIDE_BYTES = 32 << 20
 """A weight gradient that reads less may run beside the rest of the backward pass. One that reads as much fills the GPU by itself, and what it reads
 would stay in memory until the branches meet: 330 of the 1,120 MiB of U-Net's arena at batch 16."""
 SIDE_FLOPS = 24e9
-"""In a large batch one of fewer flops may, where tensor cores take rounded operands: 40 µs of an H100 in bf16, of which its beginning and its end,
-where the GPU is not full, are a part that counts. VGG's tf32 step takes 7.8 % less, its bf16 step 1.9 %; with longer ones beside ResNet-18 loses 1 %.
-"""
+"""In a large batch a weight gradient of fewer flops may run beside the rest of the backward pass, in bf16 and tf32. It takes 40 µs of an H100 in
+bf16, of which its beginning and its end, when it does not fill the GPU, are a part that counts. VGG's step takes 7.8 % less in tf32, 1.9 % in bf16.
+ResNet-18's would take 1 % more if longer ones did so, too."""
 PACKED_BESIDE = 1 << 19
 """Elements from which on packed weights that the first step with any does not read are packed on the side branch: 5 µs of an H200, while the launch
 that packs the first one's takes 2."""
@@ -45,13 +45,14 @@ def lower(
     branching: bool = False,
     large: bool = False,
     sharing: bool = False,
+    lean: bool = False,
 ) -> Plan:
     """Fit recorded steps to a row: how activations are stored, converts at the two doors, packed weights, scratch, the arena.
 
     `resolve` says how a step runs. Weights that implementations want in another order are gathered by `pack_weights`
     steps at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy. Many are packed beside the first step that
     reads packed weights, which has its own packed before (`PackedBy`).
-    `sharing` has steps share the planes of operands (`plan.sharing`), of a plan that is run as a whole.
+    `sharing` has steps share the planes of operands (`plan.sharing`), of a plan that is run as a whole; `lean`: only where that keeps nothing longer.
     `branching` lets weight gradients that read little (SIDE_BYTES), or of a `large` batch those that are short (SIDE_FLOPS), run beside the rest of
     the backward pass, which keeps what they read alive longer.
     """
@@ -79,7 +80,7 @@ def lower(
         packing.append(Planned(pack, resolve(pack), side=by.later))
     planned = _pack_made([*packing, *planned], maps, resolve)
     if sharing:
-        planned = with_shared_planes(planned)
+        planned = with_shared_planes(planned, lean)
     offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store, tables)
 

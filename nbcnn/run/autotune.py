@@ -2,7 +2,7 @@
 
 What was found is kept in the user's cache folder, under the GPU, the versions and the kernels' sources, so that the same
 shape is measured once. A tuned run may differ from an untuned one in the last bits: another split of a sum is another order
-of additions.
+of additions. A tile that wants operands in planes is timed with all launches that split them, of which a plan shares about half.
 """
 
 from __future__ import annotations

@@ -226,8 +226,8 @@ class Net:
         value, dy = loss.build(tape, ys if len(ys) > 1 else ys[0], own if target is None else target, loss.kind)
         return value, dy, lambda dy: backward(dy if len(ys) > 1 else [dy])
 
-    def lower(self, recorded: Recorded, branching: bool = False, large: bool = False) -> Plan:
-        """The plan of recorded steps on this net's row; `branching` and `large` as in `lowering.lower`.
+    def lower(self, recorded: Recorded, branching: bool = False, large: bool = False, lean: bool = False) -> Plan:
+        """The plan of recorded steps on this net's row; `branching`, `large` and `lean` as in `lowering.lower`.
 
         Raises UsageError if a Buf is too large or `strict` is violated.
         """
@@ -240,6 +240,7 @@ class Net:
             tiles=self.tiles,
             branching=branching,
             large=large,
+            lean=lean,
             fusing=self.fusing,
         )
         if self.strict and (lines := self.fallbacks(plan)):

@@ -23,7 +23,7 @@ from nbcnn.datasets.augment import NOTHING, Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
-from nbcnn.plan.arena import LARGE
+from nbcnn.plan.arena import MOST_ARENA
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.merging import merge
 from nbcnn.plan.recompute import recomputed
@@ -35,7 +35,7 @@ from nbcnn.run.resident import Images, Series
 
 BRANCHING = 64
 """Up to this batch size all weight gradients that read little run beside the rest of the backward pass: single kernels do not fill the GPU there. In
-larger batches those that are short do, unless that makes the arena large."""
+larger batches those that are short do, unless that makes the arena large, or the plan is to save memory."""
 
 
 class Update(NamedTuple):
@@ -59,6 +59,7 @@ class Training:
              flat buffer has an update of its own, and what is frozen has none: its gradients are not even computed.
     micro    examples of a part of the batch, where one training step computes several and adds up their gradients; 0: the batch is one part.
     ema      the decay of the average of the weights (`nbcnn.ops.update.ema`), 0 without one.
+    lean     plans keep nothing longer for the sake of time (but for the side branch of up to BRANCHING images): so is a training that would not fit.
     recompute  outputs of norms are made again in the backward pass instead of being kept (`nbcnn.plan.recompute`).
     """
 
@@ -74,6 +75,7 @@ class Training:
     micro: int = 0
     ema: float = 0.0
     recompute: bool = False
+    lean: bool = False
 
     @property
     def part(self) -> int:
@@ -253,9 +255,10 @@ class Training:
         # A branch ends where gradients are first read, which of several parts is before the last has made its own.
         branching, large = batch <= self.part, self.team.share(batch).images > BRANCHING
         recorded = self.record(split, batch)
-        kept = self.net.lower(recorded, branching, large)
-        if branching and large and kept.arena_bytes > LARGE:
-            kept = self.net.lower(recorded)
+        lean = self.lean or self.recompute
+        kept = self.net.lower(recorded, branching and not (large and lean), large, lean)
+        if large and kept.arena_bytes > MOST_ARENA and any(item.side and item.step.op != "pack_weights" for item in kept.steps):
+            kept = self.net.lower(recorded, lean=lean)
         if not self.recompute or split != "train":
             return kept
         losses = [step.ins[0] for step in recorded.steps if step.op == "advance"]
@@ -263,7 +266,7 @@ class Training:
         if len(steps) == len(recorded.steps):
             return kept
         # Side steps would hold what is made again for them until the branches meet, so there is no side branch of gradients.
-        again = self.net.lower(replace(recorded, steps=tuple(steps)))
+        again = self.net.lower(replace(recorded, steps=tuple(steps)), lean=True)
         return again if again.arena_bytes < kept.arena_bytes else kept
 
     def plans(self, batch: int | None = None) -> Plans:

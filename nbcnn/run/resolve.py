@@ -31,12 +31,14 @@ def plan_on(
     tiles: Tiles | None = None,
     branching: bool = False,
     large: bool = False,
+    lean: bool = False,
     fusing: bool = False,
 ) -> Plan:
     """The plan of recorded `steps` on `row`, for a device of that size and capability.
 
     `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
-    `branching` and `large` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports (`merging.with_sums`).
+    `branching`, `large` and `lean` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports
+    (`merging.with_sums`).
     Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
@@ -48,7 +50,7 @@ def plan_on(
         steps = with_sums(steps, finder(row, capability))
     # A plan of arrays of their own is cut into parts, and some leave out steps that would have made planes for others.
     resolve = resolver(row, multiprocessors, capability, tiles)
-    return lower(steps, row.layout, resolve, weights, row.store, branching, large, sharing=weights is not None)
+    return lower(steps, row.layout, resolve, weights, row.store, branching, large, sharing=weights is not None, lean=lean)
 
 
 def _refusal(impl: Impl, call: Call, capability: tuple[int, int]) -> str | None:

@@ -160,11 +160,21 @@ class TrainingSession:
             net.tiles.update(tune(net, [full], say))
             self.plans = self.training.plans()
         self.planned_bytes = self.training.memory(self.plans)
+        if not self.training.fits(self.planned_bytes):
+            self._save_memory()
         if resident is None and not self.training.fits(self.planned_bytes):
             self._stream_instead()
         self.training.fit(self.planned_bytes)
         ended("planning")
         self._allocate(ended)
+
+    def _save_memory(self) -> None:
+        """Take plans that keep nothing longer for the sake of time, if they are smaller."""
+        lean = replace(self.training, lean=True)
+        plans = lean.plans()
+        planned = lean.memory(plans)
+        if sum(planned.values()) < sum(self.planned_bytes.values()):
+            self.training, self.plans, self.planned_bytes = lean, plans, planned
 
     def _stream_instead(self) -> None:
         """Stream the data set, if that makes the training fit."""

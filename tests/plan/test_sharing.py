@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from nbcnn.check import gradcheck
 from nbcnn.gpu.compiler import SIMULATOR
 from nbcnn.lab.measure import nets
+from nbcnn.lab.measure.kernels import as_if_on
+from nbcnn.lab.measure.plans import H200, Absent
+from nbcnn.modes import MODES
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import SoftmaxCrossEntropy
-from nbcnn.ops.conv.wgmma.split import SPLIT_BYTES
+from nbcnn.ops.conv.wgmma.engine import IMAGE_OPS
+from nbcnn.ops.conv.wgmma.split import SPLIT_BYTES, planes_bytes
+from nbcnn.ops.kernel.call import Call, planned_call
 from nbcnn.plan import lowering, sharing
-from nbcnn.plan.arena import LARGE
+from nbcnn.plan.arena import MOST_ARENA
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step
+from nbcnn.plan.shapes import numel
 from nbcnn.plan.sharing import NEAR, share_planes
 
 X, W = Buf("x", (2, 64, 8, 8)), Buf("w", (64, 64, 3, 3), home="param")
@@ -77,17 +86,58 @@ def test_steps_of_the_side_branch_take_no_part():
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
-@pytest.mark.parametrize(("most", "readers"), [(LARGE, {"conv_dgrad_relu", "conv_wgrad"}), (1 << 20, {"conv_dgrad_relu"})])
+@pytest.mark.parametrize(("most", "readers"), [(MOST_ARENA, {"conv_dgrad_relu", "conv_wgrad"}), (1 << 20, {"conv_dgrad_relu"})])
 def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(monkeypatch, most, readers):
-    monkeypatch.setattr(sharing, "LARGE", most)
+    monkeypatch.setattr(sharing, "MOST_ARENA", most)
     shared = nets.planned(nets.NETWORKS["vgg"], "fp32")
-    monkeypatch.setattr(lowering, "with_shared_planes", list)
+    monkeypatch.setattr(lowering, "with_shared_planes", lambda planned, lean: list(planned))
     apart = nets.planned(nets.NETWORKS["vgg"], "fp32")
     taken = [(item.step.op, each.buf.nbytes) for item in shared.plan.steps for each in item.planes if each.made]
     assert {op for op, _ in taken} == readers
     assert len(apart.launches) - len(shared.launches) == len(taken) == 7 * len(readers)
     saved = sum(SPLIT_BYTES * nbytes // 6 for _, nbytes in taken)
     assert nets.counts(apart)["moved_bytes"] - nets.counts(shared)["moved_bytes"] == saved
+
+
+@pytest.mark.parametrize("name", nets.NETWORKS)
+def test_scratch_is_what_implementations_ask_for_without_the_shared_planes(name):
+    with as_if_on("90a"):
+        plan = nets.training(nets.NETWORKS[name], "fp32", Absent((9, 0), H200)).plan("train", nets.NETWORKS[name].batch)
+    assert any(item.planes for item in plan.steps)
+    for item in plan.steps:
+        assert (item.scratch.nbytes if item.scratch else 0) == item.how.impl.scratch(planned_call(item, plan.layout)), item.step.op
+
+
+def test_an_op_around_a_convolution_splits_nothing_but_the_same_x():
+    row, seen = MODES["tensorcore", "fp32"], {}
+    for case in gradcheck.all_cases():
+        outs = tuple(made[0] if not isinstance(made, int) else case.ins[made].shape for made in case.outs)
+        dtypes = {"in_dtypes": ("float32",) * len(case.ins), "out_dtypes": ("float32",) * len(outs)}
+        call = Call(case.op, (), (), tuple(array.shape for array in case.ins), outs, case.attrs, "NHWC", **dtypes)
+        for part, impl in row.chain(case.op):
+            if part == "wgmma" and impl.supports(call) is None:
+                splits = impl.splits(replace(call, tile=impl.tile(call, 132)))
+                assert splits == {position: planes_bytes(numel(call.in_shapes[position])) for position in splits}
+                seen.setdefault(case.op, set()).update(splits)
+    of_images = {op: {0} for op in (*IMAGE_OPS, "conv_statistics_fprop")}
+    assert seen["gconv_wgrad"] == seen["pwconv1d_wgrad"] == seen["gemm"] == set()
+    assert {op: positions for op, positions in seen.items() if positions} == {
+        **{op: positions for op, positions in of_images.items() if op in seen},
+        "conv_wgrad": {0, 1},
+        "upconv_wgrad": {0, 1},
+    }
+    assert len(of_images.keys() & seen.keys()) > 8
+
+
+def test_a_lean_plan_keeps_no_planes_for_the_backward_pass():
+    with as_if_on("90a"):
+        work = nets.training(nets.NETWORKS["resnet"], "fp32", Absent((9, 0), H200))
+        plans = [each.plan("train", work.batch) for each in (work, replace(work, lean=True))]
+    usual, lean = ({item.step.op for item in plan.steps for each in item.planes if each.made} for plan in plans)
+    assert "conv_wgrad" in usual
+    assert "conv_wgrad" not in lean
+    assert lean
+    assert plans[1].arena_bytes < 0.6 * plans[0].arena_bytes
 
 
 def test_a_step_has_the_same_bits_with_shared_planes(gpu, monkeypatch):
@@ -103,7 +153,7 @@ def test_a_step_has_the_same_bits_with_shared_planes(gpu, monkeypatch):
         return gpu.download(work.net.params.grads), sum(len(item.planes) for item in program.plan.steps)
 
     found, shared = gradients()
-    monkeypatch.setattr(lowering, "with_shared_planes", list)
+    monkeypatch.setattr(lowering, "with_shared_planes", lambda planned, lean: list(planned))
     wanted, none = gradients()
     assert (shared > 0, none) == (True, 0)
     assert np.isfinite(found).all()

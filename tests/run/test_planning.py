@@ -130,5 +130,16 @@ def test_nothing_runs_beside_the_backward_pass_of_a_large_batch_where_the_arena_
         return [item.step.op for item in plan.steps if item.side and item.step.op != "pack_weights"]
 
     assert "conv_wgrad" in sides()
-    monkeypatch.setattr("nbcnn.run.planning.LARGE", 1 << 20)
+    monkeypatch.setattr("nbcnn.run.planning.MOST_ARENA", 1 << 20)
     assert sides() == []
+
+
+@pytest.mark.parametrize(("bytes_of_lean", "taken"), [(1, True), (2, False)])
+def test_a_training_that_does_not_fit_keeps_less_if_that_is_smaller(monkeypatch, bytes_of_lean, taken):
+    monkeypatch.setattr(Training, "fits", lambda self, planned: False)
+    monkeypatch.setattr(Training, "memory", lambda self, plans: {"arena": bytes_of_lean if self.lean else 2})
+    images, labels = np.zeros((8, 3, 4, 4), np.uint8), np.zeros(8, np.int32)
+    net = Net([Flatten(), Linear(3), SoftmaxCrossEntropy()], (3, 4, 4), mode="cpu")
+    session = TrainingSession(net, images, labels=labels, optimizer=SGD(), batch=4, learning_rates=[0.1, 0.1], resident=True)
+    assert session.training.lean == taken
+    assert session.planned_bytes == {"arena": bytes_of_lean if taken else 2}

@@ -161,8 +161,8 @@ def test_the_smaller_plan_is_taken(fusing_cpu, monkeypatch):
     made = session(True)
     lower = type(made.net).lower
 
-    def larger(self, recorded, branching=False, large=False):
-        plan = lower(self, recorded, branching, large)
+    def larger(self, recorded, *options, **lean):
+        plan = lower(self, recorded, *options, **lean)
         return replace(plan, arena_bytes=plan.arena_bytes + 2**20) if made_again(plan.steps) else plan
 
     monkeypatch.setattr(type(made.net), "lower", larger)

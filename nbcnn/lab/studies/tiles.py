@@ -1,8 +1,9 @@
 """This module times every tile that could serve each convolution of `bench nets`, and says what the choice of a tile by its model costs: its regret.
 
 The regret of a choice is how much longer the chosen tile takes than the fastest of all. Operands lie in random values, several sets of them in turn,
-so that what a step would find in the second-level cache it finds here: little. Every tile's results are held against those of the chosen one, at the
-beginning, in the middle and at the end of each output, before it gets a time.
+so that what a step would find in the second-level cache it finds here: little. A tile that wants operands in planes is timed with all launches that
+split them, of which a plan shares about half. Every tile's results are held against those of the chosen one, at the beginning, in the middle and at
+the end of each output, before it gets a time.
 
     python -m nbcnn bench nets --tiles --precision bf16 --json > tiles.json         on a GPU
     python -m nbcnn.lab.studies.tiles tiles.json                                    anywhere: what today's choices cost by those times

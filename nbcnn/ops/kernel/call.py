@@ -72,7 +72,7 @@ def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
 
 
 def planned_call(item: Any, layout: str) -> Call:
-    """`bare_call` of a planned step with its tile, and without arrays the planes that it shares: what `traffic` looks at."""
+    """`bare_call` of a planned step, with its tile. It says which planes the step shares, without their arrays: `traffic` looks at that."""
     planes = {each.position: Planes(None, each.made) for each in item.planes}
     return replace(bare_call(item.step, layout, item.how.tile), planes=planes)
 

@@ -31,7 +31,8 @@ SHARED, BLOCK_SHARED, RESERVED = 228 << 10, 227 << 10, 1 << 10
 CLUSTERS = {8: 15, 6: 18, 5: 23, 4: 31}
 """Blocks of a cluster (8 is what every GPU with clusters takes), and how many such clusters of one block a multiprocessor are on an H100 or H200 at
 once: a cluster stays within one of the GPU's eight groups of multiprocessors, of which seven have 16 or 18 and one fewer
-(cuOccupancyMaxActiveClusters says 15 clusters of 8)."""
+(cuOccupancyMaxActiveClusters says 15 clusters of 8 on an H200; an H100 took sixteen of 6 at once, and not sixteen of 7). The others follow from such
+groups. Where a GPU has room for fewer, they come in more turns."""
 COLUMNS = (16, 8, 4, 2)
 """Vectors of 16 bytes that a block has of a pixel: rows of 32 bytes at least, which is what memory moves at once."""
 FEWEST = 64

@@ -163,7 +163,8 @@ def work(g: Correlation, tile: PixelTile) -> Work:
         ends=4.0 * tile.BM * tile.BN,
         memory=compulsory_bytes(g, tile.planes_in_memory * tile.element),
         parts=0.0 if tile.whole(g) else parts_bytes(g, tile),
-        # The input gradient reads the planes of dy too, and the forward pass those of x: a half of what splitting them costs counts here.
+        # A plan shares planes of dy with the input gradient, and those of x with the forward pass: a half of what splitting them costs counts here.
+        # A step of the side branch, and of a plan that is cut into parts (`nbcnn.run.function`), pays for all of it.
         before=SPLIT_BYTES / 2 * g.N * (g.H * g.W * g.C + g.P * g.Q * g.K) if tile.planes_in_memory > 1 else 0.0,
     )
 
