@@ -80,7 +80,7 @@ def test_parts_are_whole_clusters_of_blocks_with_steps():
     assert SQUARE.pixel_steps(g) == 12
     for cluster, split, parts in ((4, 1, 4), (4, 3, 4), (4, 4, 4), (4, 5, 8), (4, 12, 12), (4, 128, 12), (2, 3, 4), (2, 128, 12), (1, 5, 4)):
         tile = replace(SQUARE, split=split, cluster=cluster)
-        assert (tile.parts(g), tile.planes_of_parts(g)) == (parts, parts // cluster)
+        assert (tile.parts(g), tile.partials_written(g)) == (parts, parts // cluster)
         assert tile.steps(g) == -(-12 // parts)
     few = ConvShape(1, 64, 8, 8, 64, 3, 3, 1, 1)
     assert not [tile for tile in wgrad_square.candidates(correlation(bare(gradient(few), SQUARE)), 132) if tile.cluster > 1]
@@ -166,7 +166,7 @@ def test_played_clusters_add_the_parts_of_their_blocks(tile, bias, sizes, taps, 
     tile, case = replace(tile, split=split, cluster=cluster), gradient(ConvShape(n, c, h, w, k, taps, taps, 1, taps // 2), bias)
     g = correlation(bare(case, tile))
     launch = product_of(case, tile)[0]
-    parts, planes = tile.parts(g), tile.planes_of_parts(g)
+    parts, planes = tile.parts(g), tile.partials_written(g)
     tiles = tile.row_tiles(g) * tile.column_tiles(g)
     assert launch.grid == (tiles * parts, 1)
     assert parts % cluster == 0
@@ -200,7 +200,7 @@ def test_played_clusters_add_the_parts_of_their_blocks(tile, bias, sizes, taps, 
     assert len(seen) == len(found)
     assert max(found) < planes * g.K * g.taps * g.C
     # The bias gradient has a plane of sums for each part, not for each cluster.
-    planes_b, count_b = wgrad.WgmmaWeightGradient("bf16").bias_planes(bare(case, tile))
+    planes_b, count_b = wgrad.WgmmaWeightGradient("bf16").bias_partials(bare(case, tile))
     assert planes_b % parts == 0
     # Every share of the channels is stored where it belongs, by the helpers of its part alone.
     assert all(at < planes_b * count_b for at in biases)

@@ -227,7 +227,7 @@ def test_played_blocks_write_dw(tile, sizes, bias, split, cluster):
                 assert len({each[1:] for each in who}) == 1
     assert any(found.values())
     assert max(found) < g.K * g.taps * g.C
-    planes_b, count_b = wgrad.WgmmaWeightGradient("bf16").bias_planes(bare(case, tile))
+    planes_b, count_b = wgrad.WgmmaWeightGradient("bf16").bias_partials(bare(case, tile))
     assert all(at < planes_b * count_b for at in biases)
     assert bool(biases) == bias
 

@@ -90,7 +90,7 @@ class OverPixels:
         """Planes of both operands that the product reads."""
         return 1
 
-    def planes_of_parts(self, g: Correlation) -> int:
+    def partials_written(self, g: Correlation) -> int:
         """Parts that are written: one a cluster."""
         return self.parts(g) // self.cluster
 
@@ -140,7 +140,7 @@ class WeightGradient(Generic[Tile]):
         """Bytes of an operand's element as the product reads it."""
         return self.element
 
-    def bias_planes(self, call: Call) -> tuple[int, int]:
+    def bias_partials(self, call: Call) -> tuple[int, int]:
         """(parts, channels) of the partial bias gradients; no parts where no bias gradient is wanted."""
         g, tile = correlation(call), call.tile
         if not bias_of(call):
@@ -150,11 +150,11 @@ class WeightGradient(Generic[Tile]):
     def part_sums(self, call: Call) -> int:
         """Elements of all parts of the weight gradient that are written."""
         g = correlation(call)
-        return 0 if call.tile.whole(g) else call.tile.planes_of_parts(g) * g.K * g.taps * self.pitch(g)
+        return 0 if call.tile.whole(g) else call.tile.partials_written(g) * g.K * g.taps * self.pitch(g)
 
     def parts_bytes(self, call: Call) -> int:
         """Bytes of the parts of the weight gradient, and of those of the bias gradient behind them."""
-        parts, count = self.bias_planes(call)
+        parts, count = self.bias_partials(call)
         return 4 * (self.part_sums(call) + parts * count)
 
     def scratch(self, call: Call) -> int:
@@ -163,7 +163,7 @@ class WeightGradient(Generic[Tile]):
 
     def bind(self, call: Call) -> list[Launch]:
         """x (N,C,H,W), dy -> dw (K,C,R,S)[, db (K)]."""
-        g, (parts_b, count_b) = correlation(call), self.bias_planes(call)
+        g, (parts_b, count_b) = correlation(call), self.bias_partials(call)
         if call.tile.whole(g):
             partials_b = call.scratch.view(np.float32) if parts_b else call.outs[0]
             made = self.product(call, g, call.outs[0], partials_b)
@@ -171,12 +171,12 @@ class WeightGradient(Generic[Tile]):
         partials = call.scratch.view(np.float32)
         partials_b = partials[self.part_sums(call) :] if parts_b else partials
         bias = partials_b, call.outs[1] if parts_b else None, count_b, parts_b
-        total = launch_sum(partials, call.outs[0], g.K, g.C, g.taps, call.tile.planes_of_parts(g), is_up(call), *bias, pitch=self.pitch(g))
+        total = launch_sum(partials, call.outs[0], g.K, g.C, g.taps, call.tile.partials_written(g), is_up(call), *bias, pitch=self.pitch(g))
         return [self.product(call, g, partials, partials_b), total]
 
     def traffic(self, call: Call) -> list[Traffic]:
         """Bytes of `bind`: the stationary operand once a column of tiles, the shifted one once a row of tiles and tap."""
-        g, tile, (parts_b, count_b) = correlation(call), call.tile, self.bias_planes(call)
+        g, tile, (parts_b, count_b) = correlation(call), call.tile, self.bias_partials(call)
         rows, columns = windows(g.P, g.R, g.H, g.stride, g.top)[1], windows(g.Q, g.S, g.W, g.stride, g.left)[1]
         element = self.bytes_read(tile)
         stationary, image = element * g.GM * g.K, element * g.N
@@ -188,7 +188,7 @@ class WeightGradient(Generic[Tile]):
             return [product, sum_planes_traffic(count_b, parts_b)] if parts_b else [product]
         product = Traffic(read, self.parts_bytes(call), least)
         # The sum reads whole quads of channels.
-        summed = 4 * tile.planes_of_parts(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
+        summed = 4 * tile.partials_written(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
         return [product, sum_traffic(call, summed + 4 * parts_b * count_b)]
 
     def impl(self, needs: tuple[int, int], exactly: bool = False) -> Impl:

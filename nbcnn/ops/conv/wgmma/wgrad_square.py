@@ -157,7 +157,7 @@ class SquareTile(OverPixels):
         return ceil_div(g.C, CHANNELS)
 
     def whole(self, g: Correlation) -> bool:
-        return self.planes_of_parts(g) == 1
+        return self.partials_written(g) == 1
 
     def blocks(self, g: Correlation) -> int:
         """Blocks of the product."""

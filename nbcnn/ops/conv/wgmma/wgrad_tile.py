@@ -139,7 +139,7 @@ _TILES = {
 
 def parts_bytes(g: Correlation, tile: OverPixels) -> float:
     """Bytes of all parts that are written."""
-    return 4.0 * tile.planes_of_parts(g) * g.K * g.taps * g.C
+    return 4.0 * tile.partials_written(g) * g.K * g.taps * g.C
 
 
 def compulsory_bytes(g: Correlation, element: int) -> float:
