@@ -316,8 +316,8 @@ class Training:
 
     def fit(self, planned: Mapping[str, int]) -> None:
         """Raise MemoryPlanError, with the largest batch that fits, if `planned` bytes are more than there are."""
-        ranks = self.team.size
-        each = largest_batch(self.part // ranks, lambda size: self.memory(self.plans(size * ranks)))
+        ranks, lean = self.team.size, replace(self, lean=True)
+        each = largest_batch(self.part // ranks, lambda size: lean.memory(lean.plans(size * ranks)))
         check_memory(self.net.device, planned, f"batch {self.part}", lambda free: (each(free) or 0) * ranks or None)
 
     def allocate(self, plans: Plans) -> Allocated:
