@@ -140,7 +140,8 @@ def test_ranks_end_with_their_code_when_nobody_reads_what_they_say(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_comes_before_the_ranks_waits_for_them(tmp_path, monkeypatch, number):
     script = tmp_path / "waits.py"
-    script.write_text("import signal; signal.sigwait([])")
+    # Not sigwait: on Linux a signal that has a handler does not end it, so that a late SIGINT would leave the ranks waiting for ever.
+    script.write_text("import time; time.sleep(600)")
     ranks = launch.Ranks([sys.executable, str(script)], 2)
     start = ranks._start
     monkeypatch.setattr(ranks, "_start", lambda *rank: (signal.raise_signal(number) if rank[0] == 0 else None, start(*rank)))
