@@ -32,15 +32,15 @@ CLUSTERS = {8: 15, 6: 18, 5: 23, 4: 31}
 """Blocks of a cluster (8 is what every GPU with clusters takes), and how many such clusters of one block a multiprocessor are on an H100 or H200 at
 once: a cluster stays within one of the GPU's eight groups of multiprocessors, of which seven have 16 or 18 and one fewer
 (cuOccupancyMaxActiveClusters says 15 clusters of 8 on an H200; an H100 took sixteen of 6 at once, and not sixteen of 7). The others follow from such
-groups. Where a GPU has room for fewer, they come in more turns."""
+groups. Where a GPU has room for fewer, they come in more waves."""
 COLUMNS = (16, 8, 4, 2)
 """Vectors of 16 bytes that a block has of a pixel: rows of 32 bytes at least, which is what memory moves at once."""
 FEWEST = 64
 """Blocks of a launch at least."""
 WAVES = 2
 """How many times in turn the blocks may fill the GPU: more than that is a stream, which three launches with more loads in flight do as well."""
-TURN = 1500
-"""What a turn of clusters costs besides its loads, in vectors of a multiprocessor."""
+WAVE_COST = 1500
+"""What a wave of clusters costs besides its loads, in vectors of a multiprocessor."""
 _REGISTERS = {1: 80, 2: 128}
 """Registers of a thread at most, by the tensors that a kernel holds: one forward, two backward."""
 
@@ -48,8 +48,8 @@ _REGISTERS = {1: 80, 2: 128}
 def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, rounds: int = WAVES) -> list[Tile]:
     """The tiles that images of logical `shape` (N,C,H,W) stored as `kind` fit into, `tensors` of which are held; the likely fastest first.
 
-    First those of which a multiprocessor has the fewest vectors of a tensor in all the turns that clusters take: sixteen clusters of 6 come at once,
-    of 8 they take two turns, which for a gradient of 512×512×4×4 is 16.5 instead of 20.0 µs (H100, bf16). Blocks that share a multiprocessor gain
+    First those of which a multiprocessor has the fewest vectors of a tensor in all the waves that clusters take: sixteen clusters of 6 come at once,
+    of 8 they take two waves, which for a gradient of 512×512×4×4 is 16.5 instead of 20.0 µs (H100, bf16). Blocks that share a multiprocessor gain
     nothing, and of 512 threads they have more loads in flight than of 256. They follow from the shape alone, so that every GPU makes the same bits;
     a GPU with fewer multiprocessors than an H200 may take more than `rounds`.
     """
@@ -66,7 +66,7 @@ def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, rounds: in
                 nbytes = layout_of(tile, width, pixels, tensors).nbytes
                 places = at_once * min(SHARED // (nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * threads))
                 if nbytes <= BLOCK_SHARED and groups <= rounds * places and (threads == 256 or tile.rows <= pixels):
-                    made.append(((ceil_div(groups, at_once) * (pixels * columns + TURN), -threads), tile))
+                    made.append(((ceil_div(groups, at_once) * (pixels * columns + WAVE_COST), -threads), tile))
     return [tile for _, tile in sorted(made, key=lambda each: each[0])]
 
 
