@@ -19,7 +19,7 @@ import numpy as np
 from nbcnn.dictionary.samples import PART, GpuSamples, HostSamples, Samples, normalised, samples_of
 from nbcnn.files.errors import UsageError
 from nbcnn.files.threads import slices
-from nbcnn.ops.conv.frame.split import launch_sum_planes
+from nbcnn.ops.conv.frame.split import launch_sum_partials
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.products import gemm
@@ -96,8 +96,8 @@ class OnGpu:
         self.r = self.device.empty(self.count * most, "float32")
         self.columns = [self._turned(at) for at in self.parts]
         tiles = [self._tile(at) for at in self.parts]
-        self.planes = self.device.empty(sum(tile.split for tile in tiles) * self.size, "float32")
-        # First the sums, then the atoms: adding them is the sum of two planes.
+        self.partials = self.device.empty(sum(tile.split for tile in tiles) * self.size, "float32")
+        # First the sums, then the atoms: adding them is the sum of two partials.
         self.both, self.made = self.device.empty(2 * self.size, "float32"), self.device.empty(self.size, "float32")
         self.order, self.zeros = samples.uploaded(np.arange(self.count, dtype=np.int32)), samples.uploaded(np.zeros(samples.pitch, np.float32))
         self.exact = self.device.empty(self.count, "float64")
@@ -124,16 +124,16 @@ class OnGpu:
 
     def _launches(self, tiles: list[Any]) -> list[Any]:
         """What makes the sums."""
-        made, planes, pitch = [], 0, self.samples.pitch
+        made, written, pitch = [], 0, self.samples.pitch
         for at, columns, tile in zip(self.parts, self.columns, tiles, strict=True):
-            n, target = at.stop - at.start, self.planes[planes * self.size :]
+            n, target = at.stop - at.start, self.partials[written * self.size :]
             made += [
                 gemm.launch_gemm_nt(self.both[self.size :], self._rows(at), self.r, self.count, n, pitch),
                 launch_keep_winner(self.r, self.count, n),
                 gemm.launch_gemm_nt(self.r, columns, target, self.count, pitch, n, tile),
             ]
-            planes += tile.split
-        return [*made, launch_sum_planes(self.planes, None, self.both, self.size, pitch, planes)]
+            written += tile.split
+        return [*made, launch_sum_partials(self.partials, None, self.both, self.size, pitch, written)]
 
     def _run(self, *launches: Any) -> None:
         for launch in launches:
@@ -151,7 +151,7 @@ class OnGpu:
         self._run(
             *self.adds,
             rows.launch_norms(self.both, self.exact, self.rounded, self.largest, self.count, pitch),
-            launch_sum_planes(self.both, None, self.made, self.size, pitch, 2),
+            launch_sum_partials(self.both, None, self.made, self.size, pitch, 2),
             process.launch_unit_rows(self.made, self.order, self.zeros, self.count, pitch, pitch),
             rows.launch_copy(self.made, self.both, self.count, pitch, to=(pitch, self.size)),
         )

@@ -26,6 +26,10 @@ PACKED_BESIDE = 1 << 19
 that packs the first one's takes 2."""
 
 
+Beside = Callable[[Step, str], bool]
+"""Which weight gradients run beside the rest of the backward pass, by how activations are stored: `reads_little`, or `is_short` in large batches."""
+
+
 class PackedBy(NamedTuple):
     """The launch that packs weights: how it stores them, and whether only steps behind the first that reads packed weights read them."""
 
@@ -42,8 +46,7 @@ def lower(
     resolve: Callable[[Step], Resolution],
     flat_params: Buf | None = None,
     store: str = "float32",
-    branching: bool = False,
-    large: bool = False,
+    beside: Beside | None = None,
     sharing: bool = False,
     lean: bool = False,
 ) -> Plan:
@@ -52,9 +55,8 @@ def lower(
     `resolve` says how a step runs. Weights that implementations want in another order are gathered by `pack_weights`
     steps at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy. Many are packed beside the first step that
     reads packed weights, which has its own packed before (`PackedBy`).
-    `sharing` has steps share the planes of operands (`plan.sharing`), of a plan that is run as a whole; `lean`: only where that keeps nothing longer.
-    `branching` lets weight gradients that read little (SIDE_BYTES), or of a `large` batch those that are short (SIDE_FLOPS), run beside the rest of
-    the backward pass, which keeps what they read alive longer.
+    `sharing` has steps share the planes of operands (`plan.sharing`), of a plan that is run as a whole; `lean`: where the arena is no larger by it.
+    `beside` says which weight gradients run beside the rest of the backward pass, which keeps what they read alive longer; None: none does.
     """
     hows = [(step, resolve(step)) for step in stored_as(_convert_doors(steps, layout, store), store)]
     slots, sizes, mapped = _place_packed(hows)
@@ -68,7 +70,7 @@ def lower(
     for at, ((step, how), slot) in enumerate(zip(hows, slots, strict=True)):
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
         made = all(buf.root.home == "grad" for buf in step.outs)
-        side = branching and at < joined and made and (_is_short(step, store) if large else _reads_little(step))
+        side = beside is not None and at < joined and made and beside(step, store)
         planned.append(Planned(step, how, scratch, slot and (packed[slot[0]], *slot[1:]), side))
     tables = dict[Buf, Buf]()
     for by, buf in sorted(packed.items(), key=lambda entry: not entry[0].later):
@@ -80,16 +82,19 @@ def lower(
         packing.append(Planned(pack, resolve(pack), side=by.later))
     planned = _pack_made([*packing, *planned], maps, resolve)
     if sharing:
-        planned = with_shared_planes(planned, lean)
-    offsets, total = plan_arena(planned)
+        planned, offsets, total = with_shared_planes(planned, lean)
+    else:
+        offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store, tables)
 
 
-def _reads_little(step: Step) -> bool:
+def reads_little(step: Step, store: str) -> bool:
+    """Whether a weight gradient of a small batch runs beside the rest of the backward pass, however activations are stored."""
     return sum(buf.nbytes for buf in step.ins) < SIDE_BYTES
 
 
-def _is_short(step: Step, store: str) -> bool:
+def is_short(step: Step, store: str) -> bool:
+    """Whether one of a large batch does, whose activations are stored as `store`."""
     return store != "float32" and 0 < fewest_flops(step) < SIDE_FLOPS
 
 

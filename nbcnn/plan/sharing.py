@@ -3,7 +3,8 @@ and its weight gradient the same x as the forward pass.
 
 Splitting moves 10 bytes an element. Planes of x that are kept for the backward pass take 1.5 times the bytes of x. ResNet-18's step at batch 512
 moves 34.1 GB without sharing, 31.0 where only steps near to each other share, 28.2 where all do, with arenas of 2.6, 2.6 and 3.6 GB. A plan whose
-arena would have more than MOST_ARENA bytes, or that is to save memory, lets a step share planes only with one at most NEAR steps before it.
+arena would have more than MOST_ARENA bytes lets a step share planes only with one at most NEAR steps before it. So does a plan that is to save
+memory, if that takes no more of it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,25 @@ NEAR = 8
 """The most steps from one reader of planes to the next. Both gradients of a convolution, or two convolutions of one x, are nearer."""
 
 
-def with_shared_planes(planned: Sequence[Planned], lean: bool) -> list[Planned]:
-    """The steps with shared planes. If `lean`, or if the arena would have more than MOST_ARENA bytes, only steps near to each other share."""
-    if lean or not any(item.how.splits for item in planned):
-        return share_planes(planned, NEAR)
-    kept = share_planes(planned, len(planned))
-    return kept if plan_arena(kept)[1] <= MOST_ARENA else share_planes(planned, NEAR)
+Arranged = tuple[list[Planned], dict[Buf, int], int]
+"""Steps, the offsets of their temporaries in the arena, and its size."""
+
+
+def with_shared_planes(planned: Sequence[Planned], lean: bool) -> Arranged:
+    """The steps with shared planes, and their arena. If it would have more than MOST_ARENA bytes, only steps near to each other share.
+
+    lean: these alone do, and only if the arena is not larger by it.
+    """
+    if not any(item.how.splits for item in planned):
+        return _arranged(planned)
+    if lean:
+        return min((_arranged(share_planes(planned, NEAR)), _arranged(planned)), key=lambda made: made[2])
+    kept = _arranged(share_planes(planned, len(planned)))
+    return kept if kept[2] <= MOST_ARENA else _arranged(share_planes(planned, NEAR))
+
+
+def _arranged(planned: Sequence[Planned]) -> Arranged:
+    return list(planned), *plan_arena(planned)
 
 
 def share_planes(planned: Sequence[Planned], near: int) -> list[Planned]:

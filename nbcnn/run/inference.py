@@ -150,10 +150,10 @@ def program(net: Net, batch: int) -> Program:
     return _prepared(net, batch).programs["predict"]
 
 
-def planned_bytes(net: Net, batch: int) -> dict[str, int]:
-    """What inference on `batch` inputs takes besides the parameters, by name."""
+def planned_bytes(net: Net, batch: int, lean: bool = False) -> dict[str, int]:
+    """What inference on `batch` inputs takes besides the parameters, by name; `lean` as in `lowering.lower`."""
     recorded = net.record_predict(batch)
-    return _bytes(net.lower(recorded), recorded.io)
+    return _bytes(net.lower(recorded, lean=lean), recorded.io)
 
 
 def _bytes(plan: Plan, io: Mapping[str, Buf]) -> dict[str, int]:
@@ -168,7 +168,10 @@ def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
             net.prepared.pop(next(iter(net.prepared))).close()
         recorded = net.record_predict(batch, dtype)
         plan = net.lower(recorded)
-        check_memory(net.device, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))
+        if sum(_bytes(plan, recorded.io).values()) > net.device.free_bytes():
+            plan = net.lower(recorded, lean=True)
+        largest = largest_batch(batch, lambda size: planned_bytes(net, size, lean=True))
+        check_memory(net.device, _bytes(plan, recorded.io), f"a batch of {batch}", largest)
         # A GPU runs a plan once before it captures it, so what that run reads must be there.
         first = {"images": np.zeros(recorded.io["images"].shape, recorded.io["images"].dtype)}
         if "order" in recorded.io:

@@ -21,6 +21,7 @@ from nbcnn.nn.layer import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, trace_nodes
+from nbcnn.plan.lowering import Beside
 from nbcnn.plan.merging import merge
 from nbcnn.plan.shapes import numel
 from nbcnn.ranks.team import Team
@@ -226,8 +227,8 @@ class Net:
         value, dy = loss.build(tape, ys if len(ys) > 1 else ys[0], own if target is None else target, loss.kind)
         return value, dy, lambda dy: backward(dy if len(ys) > 1 else [dy])
 
-    def lower(self, recorded: Recorded, branching: bool = False, large: bool = False, lean: bool = False) -> Plan:
-        """The plan of recorded steps on this net's row; `branching`, `large` and `lean` as in `lowering.lower`.
+    def lower(self, recorded: Recorded, beside: Beside | None = None, lean: bool = False) -> Plan:
+        """The plan of recorded steps on this net's row; `beside` and `lean` as in `lowering.lower`.
 
         Raises UsageError if a Buf is too large or `strict` is violated.
         """
@@ -238,8 +239,7 @@ class Net:
             multiprocessors=self.device.multiprocessors,
             capability=self.device.capability,
             tiles=self.tiles,
-            branching=branching,
-            large=large,
+            beside=beside,
             lean=lean,
             fusing=self.fusing,
         )

@@ -25,6 +25,7 @@ from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
 from nbcnn.plan.arena import MOST_ARENA
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
+from nbcnn.plan.lowering import is_short, reads_little
 from nbcnn.plan.merging import merge
 from nbcnn.plan.recompute import recomputed
 from nbcnn.ranks.team import ALONE, Team
@@ -252,13 +253,8 @@ class Training:
 
     def plan(self, split: str, batch: int) -> Plan:
         """The plan of one training step on `batch` images, or of the evaluation of as many of the test set."""
-        # A branch ends where gradients are first read, which of several parts is before the last has made its own.
-        branching, large = batch <= self.part, self.team.share(batch).images > BRANCHING
         recorded = self.record(split, batch)
-        lean = self.lean or self.recompute
-        kept = self.net.lower(recorded, branching and not (large and lean), large, lean)
-        if large and kept.arena_bytes > MOST_ARENA and any(item.side and item.step.op != "pack_weights" for item in kept.steps):
-            kept = self.net.lower(recorded, lean=lean)
+        kept = self._lowered(recorded, batch, self.lean)
         if not self.recompute or split != "train":
             return kept
         losses = [step.ins[0] for step in recorded.steps if step.op == "advance"]
@@ -267,7 +263,20 @@ class Training:
             return kept
         # Side steps would hold what is made again for them until the branches meet, so there is no side branch of gradients.
         again = self.net.lower(replace(recorded, steps=tuple(steps)), lean=True)
-        return again if again.arena_bytes < kept.arena_bytes else kept
+        # What is made again must save memory by itself: the lean plan is as small without it, and faster.
+        leanest = kept if self.lean else self._lowered(recorded, batch, lean=True)
+        return again if again.arena_bytes < leanest.arena_bytes else kept
+
+    def _lowered(self, recorded: Recorded, batch: int, lean: bool) -> Plan:
+        """The plan of recorded steps on `batch` images, with weight gradients beside the rest of the backward pass where that is worth its memory."""
+        large = self.team.share(batch).images > BRANCHING
+        # A branch ends where gradients are first read, which of several parts is before the last has made its own.
+        if batch > self.part or (large and lean):
+            return self.net.lower(recorded, lean=lean)
+        made = self.net.lower(recorded, is_short if large else reads_little, lean)
+        if large and made.arena_bytes > MOST_ARENA and any(item.side and item.step.op != "pack_weights" for item in made.steps):
+            return self.net.lower(recorded, lean=lean)
+        return made
 
     def plans(self, batch: int | None = None) -> Plans:
         """Plans for full batches of the training and the test set, and their smaller last ones; `batch` None is the training's own.

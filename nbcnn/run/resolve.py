@@ -10,7 +10,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.graph import Buf, Plan, Resolution, Step
-from nbcnn.plan.lowering import lower, stored_as
+from nbcnn.plan.lowering import Beside, lower, stored_as
 from nbcnn.plan.merging import with_sums
 from nbcnn.plan.packing import placement_of
 from nbcnn.plan.shapes import numel
@@ -29,15 +29,14 @@ def plan_on(
     multiprocessors: int,
     capability: tuple[int, int],
     tiles: Tiles | None = None,
-    branching: bool = False,
-    large: bool = False,
+    beside: Beside | None = None,
     lean: bool = False,
     fusing: bool = False,
 ) -> Plan:
     """The plan of recorded `steps` on `row`, for a device of that size and capability.
 
     `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
-    `branching`, `large` and `lean` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports
+    `beside` and `lean` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports
     (`merging.with_sums`).
     Raises UsageError if a Buf is too large or no implementation supports a step.
     """
@@ -50,7 +49,7 @@ def plan_on(
         steps = with_sums(steps, finder(row, capability))
     # A plan of arrays of their own is cut into parts, and some leave out steps that would have made planes for others.
     resolve = resolver(row, multiprocessors, capability, tiles)
-    return lower(steps, row.layout, resolve, weights, row.store, branching, large, sharing=weights is not None, lean=lean)
+    return lower(steps, row.layout, resolve, weights, row.store, beside, sharing=weights is not None, lean=lean)
 
 
 def _refusal(impl: Impl, call: Call, capability: tuple[int, int]) -> str | None:

@@ -161,30 +161,28 @@ class TrainingSession:
             self.plans = self.training.plans()
         self.planned_bytes = self.training.memory(self.plans)
         if not self.training.fits(self.planned_bytes):
-            self._save_memory()
-        if resident is None and not self.training.fits(self.planned_bytes):
-            self._stream_instead()
+            self._save_memory(may_stream=resident is None)
         self.training.fit(self.planned_bytes)
         ended("planning")
         self._allocate(ended)
 
-    def _save_memory(self) -> None:
-        """Take plans that keep nothing longer for the sake of time, if they are smaller."""
-        lean = replace(self.training, lean=True)
-        plans = lean.plans()
-        planned = lean.memory(plans)
-        if sum(planned.values()) < sum(self.planned_bytes.values()):
-            self.training, self.plans, self.planned_bytes = lean, plans, planned
+    def _save_memory(self, may_stream: bool) -> None:
+        """Take the first of these that fits: plans that keep nothing longer for the sake of time; a streamed data set; both.
 
-    def _stream_instead(self) -> None:
-        """Stream the data set, if that makes the training fit."""
-        if not all(isinstance(data, Images) and not data.on_gpu() for data in self.training.sets.values()):
-            return
-        streamed = self.training.streamed()
-        plans = streamed.plans()
-        planned = streamed.memory(plans)
-        if streamed.fits(planned):
-            self.training, self.plans, self.planned_bytes = streamed, plans, planned
+        Where none fits, the first is taken if it is smaller.
+        """
+        lean = replace(self.training, lean=True)
+        ways = [lean]
+        if may_stream and all(isinstance(data, Images) and not data.on_gpu() for data in self.training.sets.values()):
+            ways += [self.training.streamed(), lean.streamed()]
+        for way in ways:
+            plans = way.plans()
+            planned = way.memory(plans)
+            fits = way.fits(planned)
+            if fits or (way is lean and sum(planned.values()) < sum(self.planned_bytes.values())):
+                self.training, self.plans, self.planned_bytes = way, plans, planned
+            if fits:
+                return
 
     @property
     def streamed_bytes(self) -> int:

@@ -35,7 +35,7 @@ from nbcnn.nn.models import encoder
 from nbcnn.plan.arena import side_ends
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Buf, Resolution, Tape, trace_nodes
-from nbcnn.plan.lowering import lower
+from nbcnn.plan.lowering import lower, reads_little
 from nbcnn.run.net import Net
 
 IMAGE = (3, 6, 8)
@@ -204,7 +204,7 @@ def test_the_second_gradient_of_a_parameter_is_added_by_a_step_and_stays_float32
     assert [step.op for step in written] == ["conv_wgrad", "add"]
     second = written[1].ins[1].root
     assert (second.home, second.shape) == ("arena", (4 * 4 * 9,))
-    plan = lower(tape.steps, "NHWC", lambda step: Resolution(None, "test"), store="bfloat16", branching=True)
+    plan = lower(tape.steps, "NHWC", lambda step: Resolution(None, "test"), store="bfloat16", beside=reads_little)
     assert plan.offsets[next(buf for buf in plan.offsets if buf.name == "conv2.weight.second")] is not None
     _, joined = side_ends(plan.steps)
     assert plan.steps[joined].step.op == "add"

@@ -16,7 +16,7 @@ from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.plan.arena import ALIGNMENT, plan_arena
 from nbcnn.plan.graph import Buf, Resolution, Step, Tape, drop_dead, named, trace
 from nbcnn.plan.graph import Planned as Item
-from nbcnn.plan.lowering import lower
+from nbcnn.plan.lowering import lower, reads_little
 
 PROPERTY = settings(deadline=None, max_examples=60, derandomize=True)
 
@@ -148,7 +148,9 @@ def plans(draw):
         return resolutions.setdefault(step, Resolution(None, "test", None, scratch, packs, packed, splits=splits))
 
     layout, store = draw(st.sampled_from(["NCHW", "NHWC"])), draw(st.sampled_from(["float32", "bfloat16"]))
-    return lower(drop_dead(tape.steps), layout, resolve, weights, store, branching=draw(st.booleans()), sharing=draw(st.booleans()))
+    return lower(
+        drop_dead(tape.steps), layout, resolve, weights, store, beside=draw(st.sampled_from((None, reads_little))), sharing=draw(st.booleans())
+    )
 
 
 @PROPERTY

@@ -12,7 +12,7 @@ from nbcnn.nn.models import CODES, MODELS, autoencoder, code, encoder
 from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.plan.arena import lifetimes, live_bytes, plan_arena, side_ends
 from nbcnn.plan.graph import Buf, Planned, Resolution, ShapeError, Step, Tape, drop_dead, named, names, trace
-from nbcnn.plan.lowering import lower
+from nbcnn.plan.lowering import is_short, lower, reads_little
 
 PLAIN = Resolution(None, "test")
 
@@ -188,7 +188,7 @@ def test_a_side_branch_keeps_what_it_reads_until_it_is_joined():
     flat = Buf("all", (1000,), home="param")
     steps = recorded_autoencoder(2)
     steps.append(Step("sgd", (flat, Buf("all gradients", (1000,), home="grad")), (flat,)))
-    plan, branched = (lower(steps, "NHWC", lambda s: PLAIN, flat, branching=branching) for branching in (False, True))
+    plan, branched = (lower(steps, "NHWC", lambda s: PLAIN, flat, beside=beside) for beside in (None, reads_little))
     assert not any(item.side for item in plan.steps)
     sides = [item.step.op for item in branched.steps if item.side]
     assert sides == ["conv_wgrad"] * 5
@@ -206,8 +206,8 @@ def test_of_a_large_batch_short_weight_gradients_run_beside(store, batch):
     flat = Buf("all", (1000,), home="param")
     steps = recorded_autoencoder(batch)
     steps.append(Step("sgd", (flat, Buf("all gradients", (1000,), home="grad")), (flat,)))
-    plan = lower(steps, "NHWC", lambda s: PLAIN, flat, store, branching=True, large=True)
+    plan = lower(steps, "NHWC", lambda s: PLAIN, flat, store, beside=is_short)
     # At 1,024 images 14.5, 19.3 and 14.5 GFLOP, and 155 of the two wide layers.
     short = {"conv1", "conv3", "conv5"} if batch <= 1024 else set()
     assert {item.step.scope for item in plan.steps if item.side} == (short if store != "float32" else set())
-    assert not any(item.side for item in lower(steps, "NHWC", lambda s: PLAIN, flat, store, large=True).steps)
+    assert not any(item.side for item in lower(steps, "NHWC", lambda s: PLAIN, flat, store).steps)

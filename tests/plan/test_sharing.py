@@ -20,10 +20,10 @@ from nbcnn.ops.conv.wgmma.engine import IMAGE_OPS
 from nbcnn.ops.conv.wgmma.split import SPLIT_BYTES, planes_bytes
 from nbcnn.ops.kernel.call import Call, planned_call
 from nbcnn.plan import lowering, sharing
-from nbcnn.plan.arena import MOST_ARENA
+from nbcnn.plan.arena import MOST_ARENA, plan_arena
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step
 from nbcnn.plan.shapes import numel
-from nbcnn.plan.sharing import NEAR, share_planes
+from nbcnn.plan.sharing import NEAR, share_planes, with_shared_planes
 
 X, W = Buf("x", (2, 64, 8, 8)), Buf("w", (64, 64, 3, 3), home="param")
 TAKEN = 2 * 3 * 2 * 64 * 8 * 8
@@ -80,6 +80,21 @@ def test_planes_are_not_kept_for_steps_far_behind():
     assert shares(step(), *others, step(), *others, step())[::NEAR] == [False, True, True]
 
 
+@pytest.mark.parametrize(("scratch_between", "shares"), [(0, True), (4 * TAKEN, False)])
+def test_a_lean_plan_shares_only_if_its_arena_is_no_larger_by_it(scratch_between, shares):
+    scratch = Buf("scratch", (scratch_between,), "uint8") if scratch_between else None
+    between = Planned(Step("relu_fprop", (Buf("a", (1,)),), (Buf("b", (1,)),)), Resolution(None, "test"), scratch)
+    items = [step(), between, step()]
+    without = plan_arena(items)[1]
+    usual, _, most = with_shared_planes(items, lean=False)
+    lean, offsets, least = with_shared_planes(items, lean=True)
+    assert [item.planes != () for item in usual] == [True, False, True]
+    assert [item.planes != () for item in lean] == [shares, False, shares]
+    assert (most > without) == (not shares)
+    assert least == min(most, without)
+    assert (offsets, least) == plan_arena(lean)
+
+
 def test_steps_of_the_side_branch_take_no_part():
     assert shares(step(), step(side=True)) == [None, None]
     assert shares(step(side=True), step(), step()) == [None, False, True]
@@ -90,7 +105,7 @@ def test_steps_of_the_side_branch_take_no_part():
 def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(monkeypatch, most, readers):
     monkeypatch.setattr(sharing, "MOST_ARENA", most)
     shared = nets.planned(nets.NETWORKS["vgg"], "fp32")
-    monkeypatch.setattr(lowering, "with_shared_planes", lambda planned, lean: list(planned))
+    monkeypatch.setattr(lowering, "with_shared_planes", lambda planned, lean: (list(planned), *plan_arena(planned)))
     apart = nets.planned(nets.NETWORKS["vgg"], "fp32")
     taken = [(item.step.op, each.buf.nbytes) for item in shared.plan.steps for each in item.planes if each.made]
     assert {op for op, _ in taken} == readers
@@ -153,7 +168,7 @@ def test_a_step_has_the_same_bits_with_shared_planes(gpu, monkeypatch):
         return gpu.download(work.net.params.grads), sum(len(item.planes) for item in program.plan.steps)
 
     found, shared = gradients()
-    monkeypatch.setattr(lowering, "with_shared_planes", lambda planned, lean: list(planned))
+    monkeypatch.setattr(lowering, "with_shared_planes", lambda planned, lean: (list(planned), *plan_arena(planned)))
     wanted, none = gradients()
     assert (shared > 0, none) == (True, 0)
     assert np.isfinite(found).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from nbcnn.nn.norms import EvoNormB0
 from nbcnn.nn.optim import SGD
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.run import inference
+from nbcnn.run.allocation import MemoryPlanError
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 
@@ -110,6 +112,24 @@ def test_a_net_may_have_no_parameters(row):
     session.step()
     assert session.evaluate() == 0.0
     assert session.status().step == 1
+
+
+def test_predictions_that_would_not_fit_keep_less(monkeypatch):
+    net, lower, asked = Net(normed(), SHAPE, mode="cpu"), Net.lower, []
+
+    def sized(self, recorded, beside=None, lean=False):
+        asked.append(lean)
+        plan = lower(self, recorded, beside, lean)
+        return plan if lean else replace(plan, arena_bytes=plan.arena_bytes + (1 << 20))
+
+    expected = Net(normed(), SHAPE, mode="cpu").predict(IMAGES)
+    monkeypatch.setattr(Net, "lower", sized)
+    monkeypatch.setattr(type(net.device), "free_bytes", lambda self: 1 << 20)
+    np.testing.assert_array_equal(net.predict(IMAGES), expected)
+    assert asked == [False, True]
+    monkeypatch.setattr(type(net.device), "free_bytes", lambda self: 1)
+    with pytest.raises(MemoryPlanError, match="a batch of 2 needs"):
+        net.predict(IMAGES[:2])
 
 
 def test_a_net_with_prepared_batches_is_freed_with_its_last_name():

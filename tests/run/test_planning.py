@@ -143,3 +143,18 @@ def test_a_training_that_does_not_fit_keeps_less_if_that_is_smaller(monkeypatch,
     session = TrainingSession(net, images, labels=labels, optimizer=SGD(), batch=4, learning_rates=[0.1, 0.1], resident=True)
     assert session.training.lean == taken
     assert session.planned_bytes == {"arena": bytes_of_lean if taken else 2}
+
+
+@pytest.mark.parametrize(("free", "lean", "streamed"), [(12, False, False), (11, True, False), (3, False, True), (2, True, True)])
+def test_what_does_not_fit_keeps_less_or_is_streamed_and_both_only_if_neither_is_enough(monkeypatch, free, lean, streamed):
+    monkeypatch.setattr(Training, "fits", lambda self, planned: sum(planned.values()) <= free)
+
+    def memory(self, plans):
+        return {"arena": 1 if self.lean else 2, "data set": 1 if self.sets["train"].streamed else 10}
+
+    monkeypatch.setattr(Training, "memory", memory)
+    images, labels = np.zeros((8, 3, 4, 4), np.uint8), np.zeros(8, np.int32)
+    net = Net([Flatten(), Linear(3), SoftmaxCrossEntropy()], (3, 4, 4), mode="cpu")
+    session = TrainingSession(net, images, labels=labels, optimizer=SGD(), batch=4, learning_rates=[0.1, 0.1])
+    assert (session.training.lean, bool(session.training.sets["train"].streamed)) == (lean, streamed)
+    assert sum(session.planned_bytes.values()) == free

@@ -148,13 +148,32 @@ def test_the_plan_stays_where_nothing_would_be_saved(fusing_cpu):
     assert [item.step.op for item in made.plans["train", 4].steps] == [item.step.op for item in plain.plans["train", 4].steps]
 
 
-def test_without_norms_weight_gradients_still_run_beside_the_rest():
-    """As for an H200: no plan of a network without norms changes."""
+@pytest.mark.parametrize(("batch", "precision"), [(16, "bf16"), (256, "tf32"), (256, "fp32")])
+def test_no_plan_of_a_network_without_norms_changes(batch, precision):
+    """As for an H200: weight gradients run beside the rest, or find the planes of the forward pass, as ever."""
     with as_if_on("90a"):
-        made = [nets.training(replace(nets.NETWORKS["odd"], batch=16), "bf16", Absent((9, 0), H200), recompute=wanted) for wanted in (True, False)]
-        with_it, without = ([(item.step.op, item.side) for item in each.plan("train", 16).steps] for each in made)
+        network = replace(nets.NETWORKS["odd"], batch=batch)
+        made = [nets.training(network, precision, Absent((9, 0), H200), recompute=wanted) for wanted in (True, False)]
+        plans = [each.plan("train", batch) for each in made]
+    with_it, without = ([(item.step.op, item.side, len(item.planes)) for item in plan.steps] for plan in plans)
     assert with_it == without
-    assert any(side for _, side in with_it)
+    assert plans[0].arena_bytes == plans[1].arena_bytes
+    assert any(planes if precision == "fp32" else side and op != "pack_weights" for op, side, planes in with_it)
+
+
+def test_what_is_made_again_saves_memory_beside_a_plan_that_keeps_little(fusing_cpu, monkeypatch):
+    """A plan that makes norms again is not taken for being lean, if it would be as small without."""
+    lower, asked = Net.lower, []
+
+    def sized(self, recorded, beside=None, lean=False):
+        plan = lower(self, recorded, beside, lean)
+        asked.append((bool(made_again(plan.steps)), lean))
+        return replace(plan, arena_bytes=(1 if lean else 2) << 20)
+
+    monkeypatch.setattr(Net, "lower", sized)
+    assert again(session(True)) == []
+    assert (True, True) in asked
+    assert (False, True) in asked
 
 
 def test_the_smaller_plan_is_taken(fusing_cpu, monkeypatch):

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.conv.frame.split import IN_FLIGHT, sum_of_planes
+from nbcnn.ops.conv.frame.split import IN_FLIGHT, sum_of_partials
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.elementwise import supports
@@ -225,7 +225,7 @@ def sum_lines(parts: int) -> int:
 @cache
 def sum_kernel(with_bias: bool, lines: int) -> Any:
     """The kernel that adds the parts of the weight gradient, in `lines` lines of threads."""
-    add_planes = sum_of_planes(1)
+    add_parts = sum_of_partials(1)
 
     @jit()
     def gconv_sum_kernel(partials, dw, db, count, K, weights, parts):
@@ -238,7 +238,7 @@ def sum_kernel(with_bias: bool, lines: int) -> Any:
         total = cuda.local.array(1, f4)
         lane, line = cuda.threadIdx.x, cuda.threadIdx.y
         i = cuda.blockIdx.x * FILTERS + lane
-        add_planes(total, partials, i, count, line, lines, parts if i < count else 0)
+        add_parts(total, partials, i, count, line, lines, parts if i < count else 0)
         sums[line, lane] = total[0]
         cuda.syncthreads()
         if line == 0 and i < count:

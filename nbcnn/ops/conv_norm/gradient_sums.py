@@ -33,11 +33,11 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.norms import batch
 from nbcnn.ops.norms.batch_reference import batchnorm_add_relu_fprop, batchnorm_sums, behind
+from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.shapes import ConvShape, numel
 
 Array = np.ndarray
 PREFIX, SUFFIX = "conv_dgrad_batchnorm", "_sums"
-_ALIGNMENT = 256
 
 
 def form_of(op: str) -> str:
@@ -98,7 +98,7 @@ def ops(engine: Impl) -> dict[str, Impl]:
     impl = replace(
         engine,
         bind=bind,
-        scratch=lambda call: ceil_div(parts(call)[2], _ALIGNMENT) * _ALIGNMENT,
+        scratch=lambda call: align(parts(call)[2], ALIGNMENT),
         supports=lambda call: engine.supports(convolution(call)),
         tile=lambda call, multiprocessors: engine.tile(convolution(call), multiprocessors),
         candidates=lambda call, multiprocessors: engine.candidates(convolution(call), multiprocessors),

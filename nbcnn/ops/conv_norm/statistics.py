@@ -27,11 +27,11 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.norms import batch
 from nbcnn.ops.norms.batch_reference import keep_statistics
+from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.shapes import ConvShape, numel
 
 Array = np.ndarray
 OP = "conv_statistics_fprop"
-_ALIGNMENT = 256
 
 
 def conv_statistics_fprop(x: Array, w: Array, *operands: Array, stride: int, pad: int, eps: float, momentum: float) -> None:
@@ -73,7 +73,7 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
         else:
             k, chunks = y.shape[1], ceil_div(_pixels(call), chunk)
             nbytes = 8 * k * chunks
-        aligned = ceil_div(nbytes, _ALIGNMENT) * _ALIGNMENT
+        aligned = align(nbytes, ALIGNMENT)
         scratch = call.scratch[aligned:] if call.scratch is not None and call.scratch.size > aligned else None
         if chunk is None:
             return replace(convolution(call, "conv_fprop"), scratch=scratch), norm, None, aligned

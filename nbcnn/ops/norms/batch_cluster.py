@@ -45,13 +45,13 @@ _REGISTERS = {1: 80, 2: 128}
 """Registers of a thread at most, by the tensors that a kernel holds: one forward, two backward."""
 
 
-def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, rounds: int = WAVES) -> list[Tile]:
+def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, waves: int = WAVES) -> list[Tile]:
     """The tiles that images of logical `shape` (N,C,H,W) stored as `kind` fit into, `tensors` of which are held; the likely fastest first.
 
     First those of which a multiprocessor has the fewest vectors of a tensor in all the waves that clusters take: sixteen clusters of 6 come at once,
     of 8 they take two waves, which for a gradient of 512×512×4×4 is 16.5 instead of 20.0 µs (H100, bf16). Blocks that share a multiprocessor gain
     nothing, and of 512 threads they have more loads in flight than of 256. They follow from the shape alone, so that every GPU makes the same bits;
-    a GPU with fewer multiprocessors than an H200 may take more than `rounds`.
+    a GPU with fewer multiprocessors than an H200 may take more than `waves`.
     """
     n, channels, h, w = shape
     width, made = 8 if kind == "bfloat16" else 4, []
@@ -65,7 +65,7 @@ def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, rounds: in
                 tile = Tile(columns, threads // columns, cluster)
                 nbytes = layout_of(tile, width, pixels, tensors).nbytes
                 places = at_once * min(SHARED // (nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * threads))
-                if nbytes <= BLOCK_SHARED and groups <= rounds * places and (threads == 256 or tile.rows <= pixels):
+                if nbytes <= BLOCK_SHARED and groups <= waves * places and (threads == 256 or tile.rows <= pixels):
                     made.append(((ceil_div(groups, at_once) * (pixels * columns + WAVE_COST), -threads), tile))
     return [tile for _, tile in sorted(made, key=lambda each: each[0])]
 
@@ -75,14 +75,14 @@ def _blocks(tile: Tile, channels: int, width: int) -> int:
 
 
 def _asked(call: Call) -> tuple[Shape, str, int, str, int]:
-    """The images of a call, how they are stored, how many of them are held, their layout, and in how many rounds clusters may come.
+    """The images of a call, how they are stored, how many of them are held, their layout, and in how many waves clusters may come.
 
     Gradients at the end of a residual block, which move five tensors or six, lose in two: 28.0 µs for 512×512×4×4 where three launches take 27.7, and
-    one round 20.6.
+    one wave 20.6.
     """
     tensors = 2 if call.op.endswith("_grads") else 1
-    rounds = 1 if tensors == 2 and form_of(call.op)[1] else WAVES
-    return call.in_shapes[tensors - 1], kinds(call)[0], tensors, call.layout, rounds
+    waves = 1 if tensors == 2 and form_of(call.op)[1] else WAVES
+    return call.in_shapes[tensors - 1], kinds(call)[0], tensors, call.layout, waves
 
 
 def candidates(call: Call, multiprocessors: int) -> Sequence[Tile]:
@@ -98,7 +98,7 @@ def supports(call: Call) -> str | None:
     """None, or the reason in words why the call is not one launch."""
     if reason := elementwise.supports(call):
         return reason
-    shape, kind, tensors, layout, rounds = _asked(call)
+    shape, kind, tensors, layout, waves = _asked(call)
     least = COLUMNS[-1] * (8 if kind == "bfloat16" else 4)
     if layout != "NHWC":
         return f"clusters of blocks read NHWC, not {layout}"
@@ -106,8 +106,8 @@ def supports(call: Call) -> str | None:
         return f"{shape[1]} channels are no multiple of {least}, the 32 bytes of a block's rows"
     if shape[1] // least * max(CLUSTERS) < FEWEST:
         return f"{shape[1]} channels make fewer than {FEWEST} blocks"
-    if not candidates_of(shape, kind, tensors, layout, rounds):
-        return f"the shared memory of clusters holds no batch of {'×'.join(map(str, shape))}, or in more than {rounds} rounds"
+    if not candidates_of(shape, kind, tensors, layout, waves):
+        return f"the shared memory of clusters holds no batch of {'×'.join(map(str, shape))}, or comes in more than {waves} wave{'s' * (waves > 1)}"
     return None
 
 

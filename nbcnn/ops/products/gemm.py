@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i8, jit
-from nbcnn.ops.conv.frame.split import launch_sum_planes
+from nbcnn.ops.conv.frame.split import launch_sum_partials
 from nbcnn.ops.conv.simt.pointwise import launch_gemm_nt, product_traffic
 from nbcnn.ops.conv.simt.tiles import choices
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
@@ -77,7 +77,7 @@ def bind(call: Call) -> list[Launch]:
     if tile.split == 1:
         return [launch_gemm_nt(a, b, c, M, N, K, tile)]
     parts = call.scratch[: scratch(call)].view(np.float32)
-    return [launch_gemm_nt(a, b, parts, M, N, K, tile), launch_sum_planes(parts, None, c, M * N, N, tile.split)]
+    return [launch_gemm_nt(a, b, parts, M, N, K, tile), launch_sum_partials(parts, None, c, M * N, N, tile.split)]
 
 
 def bind_simple(call: Call) -> list[Launch]:

@@ -121,7 +121,7 @@ def test_there_are_no_parts_of_the_weight_gradient(split, cluster):
     assert impl.scratch(bare(without, tile)) == 0
     assert impl.scratch(bare(beside, tile)) == 4 * split * 2 * 72
     assert [launch.name or launch.kernel.py_func.__name__ for launch in launches_of(without, tile)] == ["conv_wgrad"]
-    assert [launch.kernel.py_func.__name__ for launch in launches_of(beside, tile)] == ["square_product_kernel", "sum_planes_kernel"]
+    assert [launch.kernel.py_func.__name__ for launch in launches_of(beside, tile)] == ["square_product_kernel", "sum_partials_kernel"]
     (alone,), (product, added) = impl.traffic(bare(without, tile)), impl.traffic(bare(beside, tile))
     assert alone.write == 4 * 72 * 9 * 128
     assert product.write - alone.write == added.read == 4 * split * 2 * 72

@@ -11,10 +11,9 @@ from typing import Any
 
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE, numpy_dtype
-
-_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Operand:
 
     @property
     def nbytes(self) -> int:
-        return -(-numel(self.shape) * ITEMSIZE[self.dtype] // _ALIGNMENT) * _ALIGNMENT
+        return align(numel(self.shape) * ITEMSIZE[self.dtype], ALIGNMENT)
 
 
 def operands(call: Call, side: str) -> list[Operand]:

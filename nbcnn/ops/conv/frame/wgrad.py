@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from nbcnn.ops.conv.frame.correlation import Correlation
-from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
+from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
@@ -167,7 +167,7 @@ class WeightGradient(Generic[Tile]):
         if call.tile.whole(g):
             partials_b = call.scratch.view(np.float32) if parts_b else call.outs[0]
             made = self.product(call, g, call.outs[0], partials_b)
-            return [made, launch_sum_planes(partials_b, None, call.outs[1], count_b, count_b, parts_b)] if parts_b else [made]
+            return [made, launch_sum_partials(partials_b, None, call.outs[1], count_b, count_b, parts_b)] if parts_b else [made]
         partials = call.scratch.view(np.float32)
         partials_b = partials[self.part_sums(call) :] if parts_b else partials
         bias = partials_b, call.outs[1] if parts_b else None, count_b, parts_b
@@ -185,7 +185,7 @@ class WeightGradient(Generic[Tile]):
         least = stationary + image * g.C * rows * columns
         if tile.whole(g):
             product = Traffic(read, 4 * g.K * g.C * g.taps + self.parts_bytes(call), least)
-            return [product, sum_planes_traffic(count_b, parts_b)] if parts_b else [product]
+            return [product, sum_partials_traffic(count_b, parts_b)] if parts_b else [product]
         product = Traffic(read, self.parts_bytes(call), least)
         # The sum reads whole quads of channels.
         summed = 4 * tile.partials_written(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)

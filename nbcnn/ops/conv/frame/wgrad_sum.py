@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
-from nbcnn.ops.conv.frame.split import sum_of_planes
+from nbcnn.ops.conv.frame.split import sum_of_partials
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 
@@ -26,7 +26,7 @@ _LANES = 32
 
 @cache
 def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
-    add_quads, add_single = sum_of_planes(4), sum_of_planes(1)
+    add_quads, add_single = sum_of_partials(4), sum_of_partials(1)
     LINES, QUADS, PITCH = lines_of_a_block(taps), WIDTH // 4, WIDTH + 1
     SUMS, STAGED = LINES * taps * QUADS, max(LINES * taps * PITCH, threads_of_a_block(taps))
     WRITTEN = LINES * WIDTH * (9 if fold else taps)
@@ -34,10 +34,10 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
     WARPS = THREADS // _LANES
 
     @jit(device=True)
-    def sum_bias(partials_b, db, count, planes, block, t, shared, total):
+    def sum_bias(partials_b, db, count, parts, block, t, shared, total):
         """db[i] = Σ_z partials_b[z][i] of 32 elements; warp j adds the parts j, j + WARPS, …, then the warps' sums are added in order."""
         i = block * _LANES + (t & _LANES - 1)
-        add_single(total, partials_b, i, count, t >> 5, WARPS, planes if i < count else 0)
+        add_single(total, partials_b, i, count, t >> 5, WARPS, parts if i < count else 0)
         shared[t] = total[0]
         cuda.syncthreads()
         if t < _LANES and i < count:
@@ -47,11 +47,11 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
             db[i] = made
 
     @jit(launch_bounds=(THREADS, 1))
-    def sum_parts_kernel(partials, dw, M, C, pitch, planes, partials_b, db, count_b, planes_b):
+    def sum_parts_kernel(partials, dw, M, C, pitch, parts, partials_b, db, count_b, parts_b):
         """dw = Σ_z partials[z], reordered from [m][tap][c] to (m, c, tap), or folded to (c, m, 3×3); db = Σ_z partials_b[z].
 
         grid: (blocks of LINES rows m, then those of db, blocks of 32 channels c); owns: a thread four channels of one tap at a time.
-        shared: 4·LINES·taps·33 bytes, where a block's sums change their order; moves: 4·M·taps·C·planes + 4·dw bytes.
+        shared: 4·LINES·taps·33 bytes, where a block's sums change their order; moves: 4·M·taps·C·parts + 4·dw bytes.
         """
         shared = cuda.shared.array(STAGED, f4)
         total = cuda.local.array(4, f4)
@@ -59,7 +59,7 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
         row_blocks = (M + (LINES - 1)) // LINES
         if bias and cuda.blockIdx.x >= row_blocks:
             block = (cuda.blockIdx.x - row_blocks) * cuda.gridDim.y + cuda.blockIdx.y
-            sum_bias(partials_b, db, count_b, planes_b, block, t, shared, total)
+            sum_bias(partials_b, db, count_b, parts_b, block, t, shared, total)
             return
         m0, c0 = cuda.blockIdx.x * LINES, cuda.blockIdx.y * WIDTH
         e = t
@@ -68,7 +68,7 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
             quad = (e - row * QUADS) * 4
             wanted = m0 + row // taps < M and c0 + quad < C
             at = (m0 * taps + row) * pitch + c0 + quad
-            add_quads(total, partials, at, M * taps * pitch, 0, 1, planes if wanted else 0)
+            add_quads(total, partials, at, M * taps * pitch, 0, 1, parts if wanted else 0)
             for q in range(4):
                 shared[row * PITCH + quad + q] = total[q]
             e += THREADS
@@ -115,19 +115,19 @@ def launch_sum(
     M: int,
     C: int,
     taps: int,
-    planes: int,
+    parts: int,
     fold: bool,
     partials_b: Any,
     db: Any,
     count_b: int,
-    planes_b: int,
+    parts_b: int,
     pitch: int | None = None,
 ) -> Launch:
     """Launch of `sum_parts_kernel`; db is None where no bias gradient is wanted. pitch: from one tap of the parts to the next, C or more."""
     across = blocks(C, WIDTH)
     bias_blocks = 0 if db is None else blocks(blocks(count_b, _LANES), across)
     grid = (blocks(M, lines_of_a_block(taps)) + bias_blocks, across)
-    args = (partials, dw, *map(np.int32, (M, C, pitch or C, planes)), partials_b, dw if db is None else db, *map(np.int32, (count_b, planes_b)))
+    args = (partials, dw, *map(np.int32, (M, C, pitch or C, parts)), partials_b, dw if db is None else db, *map(np.int32, (count_b, parts_b)))
     return Launch(sum_parts(taps, fold, db is not None), grid, threads_of_a_block(taps), args)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.frame.correlation import by_parity, in_phases, parity_filters
-from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
+from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.simt import im2col_wgrad
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
 from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, pool_tile, shared_floats, store_tile
@@ -121,7 +121,7 @@ def launches(call: Call, x: Any, b: Any, y: Any, GN: int, extents: tuple[int, ..
     if split and window.after == "pool":
         made.append(launch_sum_pooled(out, b, y, other, GM // 4, GN, tile.split))
     elif split:
-        made.append(launch_sum_planes(out, b, y, phases * GM * GN, GN, tile.split, window.after, other))
+        made.append(launch_sum_partials(out, b, y, phases * GM * GN, GN, tile.split, window.after, other))
     return made
 
 
@@ -132,14 +132,14 @@ def product_traffic(tile: Tile, GN: int, extents: tuple[int, ...], window: Windo
     down = [windows(P, window.R, H, window.stride, pad_h - shift, window.dilate) for shift in shifts]
     across = [windows(Q, window.S, W, window.stride, pad_w - shift, window.dilate) for shift in shifts]
     pixels, seen = sum(a for a, _ in down) * sum(a for a, _ in across), max(a for _, a in down) * max(a for _, a in across)
-    GM, GK, columns, planes = N * P * Q, C * window.R * window.S, padded(GN), tile.split
+    GM, GK, columns, parts = N * P * Q, C * window.R * window.S, padded(GN), tile.split
     read = 4 * N * C * pixels * ceil_div(GN, tile.BN) + 4 * GK * clipped(columns, tile.BN, phases) * ceil_div(GM, tile.BM)
     distinct, outputs = 4 * N * C * seen + 4 * GK * columns * phases, phases * GM * GN
-    if planes > 1:
-        product = Traffic(read, 4 * planes * outputs, distinct)
+    if parts > 1:
+        product = Traffic(read, 4 * parts * outputs, distinct)
         if window.after == "pool":
-            return [product, sum_pooled_traffic(GM // 4, GN, planes)]
-        return [product, sum_planes_traffic(outputs, planes, window.after == "mask")]
+            return [product, sum_pooled_traffic(GM // 4, GN, parts)]
+        return [product, sum_partials_traffic(outputs, parts, window.after == "mask")]
     mask = 4 * outputs if window.after == "mask" else 0
     written = GM // 4 * (4 * GN + ceil_div(GN, 4)) if window.after == "pool" else 4 * outputs
     return [Traffic(read + mask, written, distinct + mask)]

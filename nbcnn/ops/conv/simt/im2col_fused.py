@@ -31,9 +31,8 @@ from nbcnn.ops.kernel.refusals import not_nhwc
 from nbcnn.ops.kernel.tiles import partial_bytes
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.losses import pairs
+from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.shapes import ConvShape, numel
-
-ALIGNMENT = 256
 
 
 def supports(call: Call) -> str | None:
@@ -75,7 +74,7 @@ def _boxes(call: Call, dy: int) -> tuple[Launch, Any, Any]:
 
 
 def _box_bytes(call: Call, dy: int) -> int:
-    return -(-4 * numel(extents(call.in_shapes[dy])) // ALIGNMENT) * ALIGNMENT
+    return align(4 * numel(extents(call.in_shapes[dy])), ALIGNMENT)
 
 
 def bind_up_dgrad(call: Call) -> list[Launch]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.table import EPILOGUES, epilogue_of
-from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
+from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.simt.few_rows import extents, refusal
 from nbcnn.ops.conv.simt.loaders import gather_rows, whole_rows
 from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
@@ -70,7 +70,7 @@ def launch_gemm_nt(
 ) -> Launch:
     """Launch of c = f(a·bᵀ + shift) on flat float32 arrays that start at 16-byte addresses: a (M,K), b (N,K), shift None or (N), c (M,N).
 
-    a and b must have fewer than 2³¹ elements each; c may have more. With a split tile c is `tile.split` planes of partial results.
+    a and b must have fewer than 2³¹ elements each; c may have more. With a split tile c is `tile.split` partial results.
     """
     if tile is None:
         tile = TILE if K % TILE.BK == 0 else RAGGED_TILE
@@ -85,7 +85,7 @@ def product_traffic(tile: Tile, M: int, N: int, K: int) -> list[Traffic]:
     rows, columns = (down * tile.BM, across * tile.BN) if whole else (clipped(M, tile.BM), clipped(N, tile.BN))
     read = 4 * (K + whole * tile.split * tile.BK) * (rows * across + columns * down)
     product = Traffic(read, 4 * M * N * tile.split, 4 * K * (M + N))
-    return [product] if tile.split == 1 else [product, sum_planes_traffic(M * N, tile.split, False)]
+    return [product] if tile.split == 1 else [product, sum_partials_traffic(M * N, tile.split, False)]
 
 
 def supports(call: Call) -> str | None:
@@ -101,7 +101,7 @@ def bind(call: Call) -> list[Launch]:
     if tile.split == 1:
         return [launch_gemm_nt(x, w, y, M, N, K, tile, b, after, call.op)]
     parts = call.scratch[: scratch(call)].view(np.float32)
-    return [launch_gemm_nt(x, w, parts, M, N, K, tile, name=call.op), launch_sum_planes(parts, b, y, M * N, N, tile.split, after)]
+    return [launch_gemm_nt(x, w, parts, M, N, K, tile, name=call.op), launch_sum_partials(parts, b, y, M * N, N, tile.split, after)]
 
 
 def scratch(call: Call) -> int:

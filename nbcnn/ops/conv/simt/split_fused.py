@@ -9,7 +9,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled, window_offsets
-from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_of_planes, sum_planes_traffic
+from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_of_partials, sum_partials_traffic
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.vector import load1_if, load4_if
@@ -18,7 +18,7 @@ THREADS = 256
 LANES_K, LANES_C = 32, 8
 """Filters and channels that a block of `sum_exchanged_kernel` takes: reads run along the filters, writes along channels and taps."""
 TAPS = 9
-FEW_PLANES = 4
+FEW_PARTS = 4
 
 
 @functools.cache
@@ -27,11 +27,11 @@ def sum_pooled(vector: bool, bias: bool) -> Any:
     store_window = store_pooled(vector)
 
     @jit()
-    def sum_pooled_kernel(partials, b, y, index, windows, GN, quads, planes):
+    def sum_pooled_kernel(partials, b, y, index, windows, GN, quads, parts):
         """y, index[window][n] = the maximum, and its place, of relu(Σ_z partials[z][4·window + t][n] + b[n]) over t < 4.
 
         grid: ceil(windows·quads / 256), quads = ceil(GN / 4); owns: a thread one window of four channels.
-        moves: 4·windows·GN·(4·planes + 1) bytes. Rows of the partial results are numbered by windows (pooling.py).
+        moves: 4·windows·GN·(4·parts + 1) bytes. Rows of the partial results are numbered by windows (pooling.py).
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= windows * quads:
@@ -43,7 +43,7 @@ def sum_pooled(vector: bool, bias: bool) -> Any:
         for q in range(PATCH):
             patch[q] = 0.0
         z = 0
-        while z < planes:
+        while z < parts:
             for t in range(4):
                 at = (i8(z) * 4 * windows + (4 * window + t)) * GN + n
                 if vector:
@@ -65,10 +65,10 @@ def sum_pooled(vector: bool, bias: bool) -> Any:
     return sum_pooled_kernel
 
 
-def launch_sum_pooled(partials: Any, b: Any, y: Any, index: Any, windows: int, GN: int, planes: int) -> Launch:
+def launch_sum_pooled(partials: Any, b: Any, y: Any, index: Any, windows: int, GN: int, parts: int) -> Launch:
     """Launch of `sum_pooled_kernel`; b is None, or GN values to add to each row."""
     quads = -(-GN // 4)
-    sizes = (np.int32(v) for v in (windows, GN, quads, planes))
+    sizes = (np.int32(v) for v in (windows, GN, quads, parts))
     args = (partials, y if b is None else b, y, index, *sizes)
     return Launch(sum_pooled(GN % 4 == 0, b is not None), blocks(windows * quads, THREADS), THREADS, args)
 
@@ -82,20 +82,20 @@ def flipped(total, taps):
 
 @functools.cache
 def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> Any:
-    """The kernel that makes dW (K,C,3,3) of sums of planes which hold C first, K last, and `window` taps.
+    """The kernel that makes dW (K,C,3,3) of sums of partials which hold C first, K last, and `window` taps.
 
     filter_of: device function (total, taps): the nine taps of a filter, of the `window` sums of one (c,k).
-    planar: planes lie [z][tap][c][k], not [z][c][tap][k]. bias_tap: the tap whose column sums are the bias gradient.
+    planar: partials lie [z][tap][c][k], not [z][c][tap][k]. bias_tap: the tap whose column sums are the bias gradient.
     """
     CHUNK, ROW = LANES_C * TAPS, LANES_C * TAPS + 1
-    MEMORY, add_planes = LANES_K * ROW, sum_of_planes(1)
+    MEMORY, add_parts = LANES_K * ROW, sum_of_partials(1)
 
     @jit()
-    def sum_exchanged_kernel(partials, partials_b, dw, db, K, C, planes, planes_b):
+    def sum_exchanged_kernel(partials, partials_b, dw, db, K, C, parts, parts_b):
         """dw[k][c] = filter_of(Σ_z partials[z] of (c,k)), db[k] = Σ_z partials_b[z][bias_tap][k].
 
         grid: (ceil(K / 32), ceil(C / 8) + 1): the last y makes db; block 32 filters × 8 channels, a thread one of each.
-        shared: 4·32·73 bytes; moves: 4·K·C·(window·planes + 9) bytes.
+        shared: 4·32·73 bytes; moves: 4·K·C·(window·parts + 9) bytes.
         """
         shared = cuda.shared.array(MEMORY, f4)
         values = cuda.local.array(window, f4)
@@ -110,13 +110,13 @@ def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> A
         z = 0
         if c0 >= C:
             if (k < K) & (c == c0):
-                add_planes(bias, partials_b, bias_tap * K + k, window * K, 0, 1, planes_b)
+                add_parts(bias, partials_b, bias_tap * K + k, window * K, 0, 1, parts_b)
                 db[k] = bias[0]
             return
         inside = (k < K) & (c < C)
         for tap in range(window):
             total[tap] = 0.0
-        while z < planes:
+        while z < parts:
             for tap in range(window):
                 row = (z * window + tap) * C + c if planar else (z * C + c) * window + tap
                 values[tap] = load1_if(partials, i8(row) * K + k, inside)
@@ -137,27 +137,27 @@ def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> A
     return sum_exchanged_kernel
 
 
-def launch_exchanged(kernel: Any, window: int, partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
-    """Launches of a `sum_exchanged` kernel. Many planes are first added to the first one, by a kernel with more threads."""
-    summed = 1 if planes > FEW_PLANES else planes
-    first = [launch_sum_planes(partials, None, partials, window * C * K, K, planes)] if summed < planes else []
-    args = (partials, partials_b, dw, dw if db is None else db, *(np.int32(v) for v in (K, C, summed, planes)))
+def launch_exchanged(kernel: Any, window: int, partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, parts: int) -> list[Launch]:
+    """Launches of a `sum_exchanged` kernel. Many parts are first added to the first one, by a kernel with more threads."""
+    summed = 1 if parts > FEW_PARTS else parts
+    first = [launch_sum_partials(partials, None, partials, window * C * K, K, parts)] if summed < parts else []
+    args = (partials, partials_b, dw, dw if db is None else db, *(np.int32(v) for v in (K, C, summed, parts)))
     return [*first, Launch(kernel, (blocks(K, LANES_K), blocks(C, LANES_C) + (db is not None)), THREADS, args)]
 
 
-def launch_sum_flipped(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+def launch_sum_flipped(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, parts: int) -> list[Launch]:
     """dw[k][c][r,s] = Σ_z partials[z][c][2-r,2-s][k], db[k] = Σ_z partials_b[z][1,1][k]; partials are overwritten."""
-    return launch_exchanged(sum_exchanged(TAPS, False, flipped, 4), TAPS, partials, partials_b, dw, db, K, C, planes)
+    return launch_exchanged(sum_exchanged(TAPS, False, flipped, 4), TAPS, partials, partials_b, dw, db, K, C, parts)
 
 
-def sum_pooled_traffic(windows: int, GN: int, planes: int) -> Traffic:
+def sum_pooled_traffic(windows: int, GN: int, parts: int) -> Traffic:
     """Bytes of `launch_sum_pooled`."""
-    return once(4 * 4 * windows * GN * planes, windows * (4 * GN + -(-GN // 4)))
+    return once(4 * 4 * windows * GN * parts, windows * (4 * GN + -(-GN // 4)))
 
 
-def exchanged_traffic(window: int, K: int, C: int, planes: int, bias: bool = True) -> list[Traffic]:
+def exchanged_traffic(window: int, K: int, C: int, parts: int, bias: bool = True) -> list[Traffic]:
     """Bytes of `launch_sum_flipped` (a window of 9) and `launch_sum_winograd` (16)."""
     count = window * K * C
-    summed = 1 if planes > FEW_PLANES else planes
-    first = [sum_planes_traffic(count, planes)] if summed < planes else []
-    return [*first, once(4 * (count * summed + K * planes * bias), 4 * (TAPS * K * C + K * bias))]
+    summed = 1 if parts > FEW_PARTS else parts
+    first = [sum_partials_traffic(count, parts)] if summed < parts else []
+    return [*first, once(4 * (count * summed + K * parts * bias), 4 * (TAPS * K * C + K * bias))]

@@ -24,10 +24,8 @@ from nbcnn.ops.kernel.loops import split_pixel, unrolled, within
 from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.ptx.vector import load1_if
+from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.shapes import numel
-
-ALIGNMENT = 256
-
 
 # Along one axis: tap a, read from pixel i + d, reaches the output pixels 2i + r of these r. Tap 1 gives both the same.
 REACH = ((0, -1, (0,)), (0, 0, (1,)), (1, 0, (0, 1)), (2, 0, (0,)), (2, 1, (1,)))
@@ -117,7 +115,7 @@ def scratch(call: Call) -> int:
 
 
 def _parts_bytes(call: Call) -> int:
-    return -(-thin_scatter.scratch(call) // ALIGNMENT) * ALIGNMENT
+    return align(thin_scatter.scratch(call), ALIGNMENT)
 
 
 def bind(call: Call) -> list[Launch]:

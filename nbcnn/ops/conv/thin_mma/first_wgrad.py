@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
-from nbcnn.ops.conv.frame.split import sum_of_planes
+from nbcnn.ops.conv.frame.split import sum_of_partials
 from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
 from nbcnn.ops.conv.thin_mma.first_gradient import FILTERS
@@ -249,17 +249,17 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
 @functools.cache
 def sum_kernel(C: int, R: int, S: int, bias: bool, SETS: int) -> Any:
     """The launch that adds the blocks' sums."""
-    add_planes = sum_of_planes(1)
+    add_parts = sum_of_partials(1)
     CRS, TAPS = C * R * S, R * S
     COLUMNS = 8 * SETS * tiles_of_set(CRS + bias, SETS)
     TEAMS = SUM_THREADS // 32
 
     @jit(launch_bounds=(SUM_THREADS, 1))
-    def first_sum_kernel(partials, dw, db, K, height, planes):
+    def first_sum_kernel(partials, dw, db, K, height, parts):
         """dw[f][c][r,s] = Σ_z partials[z][f][(r,s,c)], db[f] = Σ_z of the next column.
 
-        grid: 32 neighbouring sums a block; team j of a block adds the planes j, j + 8, …, then the teams' sums are added in order.
-        shared: 1 KB; moves: 4·planes·height·columns bytes.
+        grid: 32 neighbouring sums a block; team j of a block adds the parts j, j + 8, …, then the teams' sums are added in order.
+        shared: 1 KB; moves: 4·parts·height·columns bytes.
         """
         shared = cuda.shared.array(SUM_THREADS, f4)
         total = cuda.local.array(1, f4)
@@ -269,7 +269,7 @@ def sum_kernel(C: int, R: int, S: int, bias: bool, SETS: int) -> Any:
         f = at // COLUMNS
         column = at - f * COLUMNS
         wanted = (f < K) & (column < CRS + bias)
-        add_planes(total, partials, at, height * COLUMNS, team, TEAMS, planes if wanted else 0)
+        add_parts(total, partials, at, height * COLUMNS, team, TEAMS, parts if wanted else 0)
         shared[tid] = total[0]
         cuda.syncthreads()
         if team == 0 and wanted:

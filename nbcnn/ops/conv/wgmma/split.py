@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2
 from nbcnn.ops.ptx.vector import load4, store_bf16x4
+from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -24,7 +25,6 @@ PRODUCTS = {1: ((0, 0),), 2: ((1, 0), (0, 1), (0, 0)), PLANES: ((2, 0), (0, 2), 
 """By the number of planes (2 are of tf32), the pairs of them that are multiplied, the smallest first: small sums lose least to large ones."""
 SPLIT_BYTES = 4 + 2 * PLANES
 """Bytes that `launch_split` moves an element."""
-_ALIGNMENT = 256
 
 
 @jit(device=True)
@@ -51,7 +51,7 @@ def split_kernel(x, planes, count):
 
 def planes_bytes(count: int) -> int:
     """Bytes of the planes of `count` floats, rounded up so that what lies behind them is aligned."""
-    return -(-2 * PLANES * count // _ALIGNMENT) * _ALIGNMENT
+    return align(2 * PLANES * count, ALIGNMENT)
 
 
 def planes_of(scratch: Any, count: int) -> tuple[Any, Any]:

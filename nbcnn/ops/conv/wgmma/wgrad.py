@@ -90,17 +90,17 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         return Launch(pixel_product(unsplit(tile), bias), grid, tile.threads(bias != ""), args, shared=tile.shared_bytes, name=call.op)
 
     def bytes_read(self, tile: PixelTile | SquareTile) -> int:
-        return 2 * tile.planes_in_memory if tile.planes_in_memory > 1 else self.element
+        return tile.planes_in_memory * tile.element
 
     def scratch(self, call: Call) -> int:
-        return own_bytes(call, _split(call)) + self.parts_bytes(call)
+        return own_bytes(call, _positions(call)) + self.parts_bytes(call)
 
     def bind(self, call: Call) -> list[Launch]:
-        planes, first, scratch = in_planes(call, _split(call))
+        planes, first, scratch = in_planes(call, _positions(call))
         return [*first, *super().bind(replace(call, ins=tuple(planes or call.ins), scratch=scratch))]
 
     def traffic(self, call: Call) -> list[Traffic]:
-        return [*traffic_of_planes(call, _split(call)), *super().traffic(call)]
+        return [*traffic_of_planes(call, _positions(call)), *super().traffic(call)]
 
     def _squares(self, call: Call, tile: SquareTile, g: Correlation, partials: Any, partials_b: Any) -> Launch:
         """The launch of the product by squares, which are only of dy: of conv_wgrad."""
@@ -117,8 +117,8 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         return Launch(kernel, grid, tile.threads(bias), args, shared=tile.shared_bytes, name=call.op)
 
 
-def _split(call: Call) -> tuple[int, ...]:
-    """The positions of the operands that launches before the product split."""
+def _positions(call: Call) -> tuple[int, ...]:
+    """The positions of the operands that the product reads in planes, which launches before it make."""
     return (0, 1) if call.tile.planes_in_memory > 1 else ()
 
 
@@ -144,7 +144,7 @@ def ops(precision: str) -> dict[str, Impl]:
 
     def splits(call: Call) -> dict[int, int]:
         # An op around one of these has other operands.
-        return split_bytes(call, _split(call)) if call.op in names else {}
+        return split_bytes(call, _positions(call)) if call.op in names else {}
 
     names = "conv_wgrad", "upconv_wgrad"
     return dict.fromkeys(names, replace(WgmmaWeightGradient(precision).impl(needs=(9, 0), exactly=True), splits=splits))

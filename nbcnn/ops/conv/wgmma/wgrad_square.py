@@ -29,7 +29,7 @@ from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, consumer, init_ring,
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_cluster import option, place_of_block, share_sums, steps_of_part
-from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP, compulsory_bytes, parts_bytes
+from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPED, HELPERS, MOST_SPLIT, WARP, compulsory_bytes, partials_bytes
 from nbcnn.ops.conv.wgmma.wgrad_whole import store_whole
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -72,8 +72,9 @@ class SquareTile(OverPixels):
     cluster: int = 1
     images: int = 1
 
-    # The same for all tiles, so no field.
+    # The same for all tiles, so no fields.
     BK = SQUARE * SQUARE
+    element = 2
 
     @property
     def lines(self) -> int:
@@ -203,7 +204,7 @@ def work(g: Correlation, tile: SquareTile) -> Work:
         fetched=tile.landed_bytes,
         ends=4.0 * tile.BM * tile.R * tile.S * CHANNELS / tile.cluster,
         memory=compulsory_bytes(g, 2),
-        parts=0.0 if tile.whole(g) else parts_bytes(g, tile),
+        parts=0.0 if tile.whole(g) else partials_bytes(g, tile),
         exchange=_EXCHANGE if tile.cluster > 1 or tile.whole(g) else 0.0,
     )
 

@@ -36,8 +36,8 @@ class PixelTile(OverPixels):
     """A block's tile BM × BN over pixels in steps of BK; `groups` warpgroups share its rows; `slots` steps are in flight, the stages of its ring.
 
     element  bytes of an operand's element: 2 (bfloat16) or 4 (tf32), whose tiles are transposed in shared memory, 32 pixels a step.
-    planes   of float32: 3 of bfloat16, split before the product and brought by TMA, or 2 of tf32, split as tiles are transposed. Otherwise 1.
-    split    blocks that share one output tile.
+    planes   of float32: 3 of bfloat16, made before the product and brought by TMA, or 2 of tf32, made as tiles are transposed. Otherwise 1.
+    split    blocks that share one output tile, over a part of the pixels each.
 
     A tile lies in shared memory as panels of BK pixels × 128 bytes. BM is `groups` times 64 or 128, BN whole panels.
     """
@@ -137,8 +137,8 @@ _TILES = {
 }
 
 
-def parts_bytes(g: Correlation, tile: OverPixels) -> float:
-    """Bytes of all parts that are written."""
+def partials_bytes(g: Correlation, tile: OverPixels) -> float:
+    """Bytes of the partials of the weight gradient."""
     return 4.0 * tile.partials_written(g) * g.K * g.taps * g.C
 
 
@@ -162,7 +162,7 @@ def work(g: Correlation, tile: PixelTile) -> Work:
         fetched=tile.landed_bytes,
         ends=4.0 * tile.BM * tile.BN,
         memory=compulsory_bytes(g, tile.planes_in_memory * tile.element),
-        parts=0.0 if tile.whole(g) else parts_bytes(g, tile),
+        parts=0.0 if tile.whole(g) else partials_bytes(g, tile),
         # A plan shares planes of dy with the input gradient, and those of x with the forward pass: a half of what splitting them costs counts here.
         # A step of the side branch, and of a plan that is cut into parts (`nbcnn.run.function`), pays for all of it.
         before=SPLIT_BYTES / 2 * g.N * (g.H * g.W * g.C + g.P * g.Q * g.K) if tile.planes_in_memory > 1 else 0.0,
