@@ -30,7 +30,7 @@ MEANINGS = {
     SIGINT: "interrupted (SIGINT); 143: terminated (SIGTERM); train.py has saved its state then",
 }
 
-MODE_CPU = "--mode cpu (or --mode auto, which takes the CPU by itself)"
+MODE_CPU = "--mode cpu (or --mode auto without --device, which takes the CPU by itself)"
 """The advice where there is no GPU, for commands with a --mode."""
 
 

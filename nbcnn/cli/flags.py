@@ -69,7 +69,7 @@ def flag(group: Any, name: str, kind: Any, text: str, default: Any, unit: str = 
 
 def device(group: Any) -> None:
     """Add --device, which GPU of several this process uses (`nbcnn.gpu.select.use_device`)."""
-    flag(group, "--device", str, "cpu, or a GPU by its number: cuda:0, cuda:1, …", "the first GPU that is visible, else the CPU", metavar="NAME")
+    flag(group, "--device", str, "cpu, or a GPU that must be there: cuda:0, cuda:1, …", "the first GPU that is visible, else the CPU", metavar="NAME")
 
 
 def inference_flags(made: Any, precision: str) -> None:

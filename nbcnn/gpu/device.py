@@ -27,7 +27,7 @@ POLL_SECONDS = 50e-6
 class GpuUnavailable(RuntimeError):
     """A GPU was asked for and there is no usable one; the message says what is missing. On the command line the exit code is 4.
 
-    Mode "auto" never raises it: it takes the CPU then.
+    Mode "auto" takes the CPU then, and raises this only where a GPU was chosen by its name (`nbcnn.use_device`).
 
     Example:
         >>> import nbcnn

@@ -17,8 +17,9 @@ _visible: list[str | None] = []
 def use_device(name: str) -> None:
     """Have this process use one device: "cuda" or "cuda:0" the first GPU that is visible to it, "cuda:1" the second, …, "cpu" none.
 
-    "cpu" is what mode "auto" then takes; an explicit GPU mode is refused. Raises UsageError for another name, for a GPU that
-    CUDA_VISIBLE_DEVICES does not show, and for another device once a GPU is in use: the CUDA driver looks for its devices only once.
+    "cpu" is what mode "auto" then takes; an explicit GPU mode is refused. Of a GPU that is not there the first network says so: mode "auto" raises
+    GpuUnavailable then, and takes no CPU. Raises UsageError for another name, for a GPU that CUDA_VISIBLE_DEVICES does not show, and for another
+    device once the CUDA driver has looked for its devices, which it does only once.
 
     name  "cpu", "cuda" or "cuda:N". `nbcnn --device` is the same.
 
@@ -42,7 +43,7 @@ def use_device(name: str) -> None:
     wanted = shown[number] if shown else str(number)
     if os.environ.get(VISIBLE) != wanted:
         if _in_use():
-            raise UsageError(f"a GPU is in use already, so {name} cannot be chosen now: call use_device before anything else")
+            raise UsageError(f"the CUDA driver has looked for its devices already, so {name} comes too late: call use_device before anything else")
         os.environ[VISIBLE] = wanted
     _chosen.append(name)
 
@@ -50,6 +51,11 @@ def use_device(name: str) -> None:
 def refused() -> str | None:
     """Why no GPU may be used, in words; None if one may."""
     return "use_device('cpu') was called" if _chosen and _chosen[-1] == "cpu" else None
+
+
+def demanded() -> str | None:
+    """The name of the GPU that was chosen, None if none was."""
+    return _chosen[-1] if _chosen and _chosen[-1] != "cpu" else None
 
 
 def _in_use() -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import GpuUnavailable, capability_of_gpu, gpu_missing
-from nbcnn.gpu.select import refused
+from nbcnn.gpu.select import demanded, refused
 from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
 from nbcnn.ops.kernel.row import Row
 
@@ -35,7 +35,8 @@ def choose_mode(
     On a GPU without usable tensor cores, tensorcore becomes im2col, the next best row, and the reason says so; `strict` refuses that.
     `engine` (auto, wgmma, mma) chooses among tensorcore's kernels, `dwconv` (auto or one of `nbcnn.modes.DWCONV`) the depthwise
     convolutions of a GPU mode. `capability` None asks the GPU.
-    Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
+    Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU, or
+    `nbcnn.use_device` chose one, and there is none.
     """
     known = sorted({name for name, _ in MODES})
     # Imported here, so that a run on the CPU does not pay for the compiler's import.
@@ -45,6 +46,8 @@ def choose_mode(
     if capability is None:
         capability = (0, 0) if missing or mode == "cpu" else capability_of_gpu()
     why = "as asked"
+    if mode == "auto" and missing and (name := demanded()):
+        raise GpuUnavailable(f"there is no {name}, which was asked for by its name: {missing}. Ask for no device, or for cpu, to run on the CPU")
     if mode == "auto":
         fast = precision in (None, *(p for m, p in MODES if m == "tensorcore")) and capability >= TENSOR_CORES
         mode = "cpu" if missing else "tensorcore" if fast else "im2col"

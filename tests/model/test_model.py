@@ -526,6 +526,24 @@ def test_devices_are_chosen_by_number():
     assert run("cpu", "0").stdout.splitlines()[1] == "use_device('cpu') was called"
 
 
+@pytest.mark.parametrize(("device", "mode", "ends"), [("cuda:63", "auto", 4), ("cuda:63", "cpu", 0), ("cpu", "auto", 0)])
+def test_a_gpu_that_was_asked_for_by_its_name_is_no_cpu(device, mode, ends):
+    """No machine has 64 GPUs."""
+    code = f"""import sys, nbcnn
+nbcnn.use_device({device!r})
+try:
+    model = nbcnn.Model([nbcnn.Conv2d(2, 1)], "mse", mode={mode!r}).build((2, 4, 4))
+except nbcnn.GpuUnavailable as error:
+    print(error)
+    sys.exit(error.exit_code)
+print(model)
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "NBCNN_SIMULATOR")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=Path(ROOT), capture_output=True, text=True)
+    assert done.returncode == ends, done.stderr
+    assert ("there is no cuda:63, which was asked for by its name" in done.stdout) == (ends == 4)
+
+
 def test_a_normalised_model_is_saved_and_used_with_its_normalisation(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.integers(100, 140, (32, 3, 5, 6), np.uint8)
