@@ -13,6 +13,7 @@ from typing import Any
 
 from nbcnn.lab.measure.steps import time_steps
 from nbcnn.lab.measure.timing import Timing
+from nbcnn.ops.conv.wgmma.split import PLANES, PRODUCTS
 from nbcnn.ops.kernel.call import planned_call
 from nbcnn.ops.kernel.traffic import Traffic, total
 from nbcnn.plan.flops import fewest_flops, step_bytes
@@ -21,8 +22,6 @@ from nbcnn.run.peaks import Ceilings, peaks_of
 
 LATENCY_SHARE = 0.3
 """A step that reaches less of both roofs than this is held up by neither."""
-SPLIT_PRODUCTS = 6
-"""Products of tensor cores behind one fp32-grade product (three bfloat16 each)."""
 
 Roofs = Mapping[str, float]
 """flop/s of "fp32", "tf32" and "bf16", byte/s of "copy"."""
@@ -37,7 +36,7 @@ def traffic_of(plan: Plan, item: Planned) -> list[Traffic] | None:
 def peak(roofs: Roofs, mode: str, precision: str, part: str) -> float:
     """flop/s that `part` of a row can reach."""
     if mode == "tensorcore" and part != "im2col":
-        return roofs["bf16"] / SPLIT_PRODUCTS if precision == "fp32" else roofs[precision]
+        return roofs["bf16"] / len(PRODUCTS[PLANES]) if precision == "fp32" else roofs[precision]
     return roofs["fp32"]
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.language import cuda, f4, i8, jit, types
+from nbcnn.ops.conv.wgmma.split import PRODUCTS
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Launch
@@ -48,8 +49,6 @@ SUMS = SIDE // GROUPS * SIDE // WARPGROUP
 _LO = TILE_BYTES
 ANY = 1 << 30
 """More rows than there are: a matrix that is not symmetric is stored wherever its column is right of its row minus this."""
-# The small products first: they lose least to the large one.
-_PRODUCTS = ((1, 0), (0, 1), (0, 0))
 
 
 def tiles(M: int, N: int, symmetric: bool) -> np.ndarray:
@@ -86,7 +85,7 @@ def _multiply() -> Any:
 
         return run
 
-    every = unrolled([instruction(a, b, step, i == 0 and step == 0) for i, (a, b) in enumerate(_PRODUCTS) for step in range(4)])
+    every = unrolled([instruction(a, b, step, i == 0 and step == 0) for i, (a, b) in enumerate(PRODUCTS[2]) for step in range(4)])
 
     @jit(device=True)
     def run(acc, a, b):
