@@ -35,7 +35,11 @@ FORMS = ("eager", "graph", "compile", "compile-max")
 PEERS = ("torch", "torch-expert", "jax")
 RANKS = (1, 2)
 """Numbers of processes of `bench scaling`, where no flag says otherwise."""
+OWN_MODES = "im2col; nets, predict, scaling: tensorcore"
+OWN_PRECISIONS = f"{OWN_PRECISION}; nets, predict, scaling in tensorcore: all three"
 STUDIES = ("step", "nets", "predict", "convs", "epoch", "scaling", "warmup", "selftest")
+GPU_ALONE = ("nets", "selftest")
+"""Benchmarks that have no mode cpu."""
 BELONGS = {
     **dict.fromkeys(("iters", "cache"), ("an op", "step", "epoch")),
     "warmup": ("an op", "step", "convs", "epoch"),
@@ -79,8 +83,8 @@ def parser() -> Parser:
     made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES, arguments)
     made.add_argument("what", metavar=arguments, help=WHAT)
     group = made.add_argument_group("kernels")
-    flag(group, "--mode", some_of(*MODES), "whose kernels; an op takes several, which are timed in turn", "im2col")
-    flag(group, "--precision", some_of(*PRECISIONS), "what multiplications round to, ours and the peer's", OWN_PRECISION)
+    flag(group, "--mode", some_of(*MODES), "whose kernels; an op takes several, which are timed in turn", OWN_MODES)
+    flag(group, "--precision", some_of(*PRECISIONS), "what multiplications round to, ours and the peer's", OWN_PRECISIONS)
     flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels", "auto")
     flag(group, "--fused", bool, "convs: the fused ops of the training plan, with what they are fused with", "off")
     flag(
@@ -111,7 +115,14 @@ def parser() -> Parser:
     )
     flag(group, "--warmup", warmup_time, "op, step, convs, epoch; auto: until times and clock stand still; epoch: two epochs", "auto")
     flag(group, "--graph", bool, "an op: also as one captured CUDA graph of all calls; step, which is one: also launch by launch", "off")
-    flag(group, "--seconds", real(0.0, exclusive=True), "sample one figure for at most so long", 3, "seconds")
+    flag(
+        group,
+        "--seconds",
+        real(0.0, exclusive=True),
+        "sample one figure for at most so long; nets --tiles: all tiles of a precision",
+        "an op: 3; step, scaling: 1; nets: 0.7; predict, convs: 0.5; --tiles: no limit",
+        "seconds",
+    )
     flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
     flag(group, "--ncu", bool, "count DRAM bytes with NVIDIA's ncu as well, of an op or in warmup", "off")
     group = made.add_argument_group("peers")
@@ -122,7 +133,13 @@ def parser() -> Parser:
         "torch: PyTorch beside it in the same run, and cuDNN; step also takes torch-expert and jax: what an expert writes for this network",
         "none for an op, else torch",
     )
-    flag(group, "--forms", some_of(*FORMS), "step, nets, predict: PyTorch's forms; compile-max, max-autotune, takes minutes", "all but compile-max")
+    flag(
+        group,
+        "--forms",
+        some_of(*FORMS),
+        "PyTorch's forms: of step all, of nets all but eager, of predict all but compile-max; compile-max, max-autotune, takes minutes",
+        "step: eager,graph,compile; nets, predict: graph,compile",
+    )
     group = made.add_argument_group("output")
     flag(group, "--chart", str, "warmup: write the picture to this file", "none", metavar="FILE")
     results_flags(group)
@@ -133,10 +150,19 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns 0, or 1 if a self-test fails or --compare finds something slower. Exit 4 without a GPU."""
     flags = parser().parse_args(argv)
-    without = "python -m nbcnn ladder, which times the NumPy path as well"
-    if flags.what != "selftest":
-        without = f"python -m nbcnn bench {flags.what} --mode cpu times the NumPy path; {without}"
-    return guarded(lambda: _measure(flags), without_gpu=without)
+    return guarded(lambda: _measure(flags), without_gpu=lambda: _without_gpu(flags))
+
+
+def _without_gpu(flags: SimpleNamespace) -> str:
+    """What can be timed without a GPU instead: the same on the NumPy path, where mode cpu has what it times."""
+    from nbcnn.modes import MODES
+
+    ladder = "python -m nbcnn ladder, which times the NumPy path as well"
+    op = flags.op if flags.what == "warmup" and flags.op else flags.what
+    if flags.what in GPU_ALONE or flags.fused or not (op in STUDIES or op in MODES["cpu", "fp32"].ops):
+        return ladder
+    of = f" --op {flags.op}" if flags.op else ""
+    return f"python -m nbcnn bench {flags.what}{of} --mode cpu times the NumPy path; {ladder}"
 
 
 def _measure(flags: SimpleNamespace) -> int:

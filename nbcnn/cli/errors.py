@@ -44,7 +44,7 @@ def exit_code(error: BaseException) -> int:
     return MEMORY if isinstance(error, MemoryError) else RUNTIME
 
 
-def message(error: BaseException, without_gpu: str = MODE_CPU) -> str:
+def message(error: BaseException, without_gpu: str | Callable[[], str] = MODE_CPU) -> str:
     """What went wrong, where, and what to do; without a traceback."""
     if not hasattr(error, "exit_code"):
         error = faults.explained(error) or error
@@ -53,7 +53,7 @@ def message(error: BaseException, without_gpu: str = MODE_CPU) -> str:
         return "\n".join(
             (
                 " ".join(text.split()),
-                f"  without a GPU:      {without_gpu}",
+                f"  without a GPU:      {without_gpu if isinstance(without_gpu, str) else without_gpu()}",
                 "  to try the kernels: NBCNN_SIMULATOR=1 runs them in the simulator, for small shapes (python -m nbcnn gradcheck, simulate)",
             )
         )
@@ -63,11 +63,12 @@ def message(error: BaseException, without_gpu: str = MODE_CPU) -> str:
     return text if expected else f"{type(error).__name__}: {text} (NBCNN_DEBUG=1 shows where)"
 
 
-def guarded(command: Callable[[], int], without_gpu: str = MODE_CPU) -> int:
+def guarded(command: Callable[[], int], without_gpu: str | Callable[[], str] = MODE_CPU) -> int:
     """Run `command`; print what it raises as "nbcnn: error: …" on stderr and return the exit code.
 
     SIGINT and SIGTERM unwind the command, print a line and give 130 and 143. `without_gpu` is what the command can do instead where there is no
-    GPU. NBCNN_DEBUG=1 prints the traceback first. A script's outputs never fail (`nbcnn.cli.process`), so a broken pipe is one between ranks.
+    GPU, or a function that says it. NBCNN_DEBUG=1 prints the traceback first. A script's outputs never fail (`nbcnn.cli.process`), so a broken
+    pipe is one between ranks.
     """
     received = Unwinding()
     try:

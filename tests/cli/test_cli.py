@@ -204,9 +204,12 @@ def test_advice_without_a_gpu_fits_the_command(monkeypatch, capsys):
     monkeypatch.setattr(device, "gpu_missing", lambda: "no CUDA GPU visible")
     text = message(capsys, 4, __main__.main(["bench", "step"]))
     assert "python -m nbcnn bench step --mode cpu" in text
-    text = message(capsys, 4, __main__.main(["bench", "selftest"]))
-    assert "python -m nbcnn ladder" in text
-    assert "--mode cpu" not in text
+    for words in (["selftest"], ["nets"], ["convs", "--fused"], ["conv_relu_fprop"], ["warmup", "--op", "conv_relu_fprop"]):
+        text = message(capsys, 4, __main__.main(["bench", *words]))
+        assert "python -m nbcnn ladder" in text
+        assert "--mode cpu" not in text
+    assert "bench warmup --op relu_fprop --mode cpu" in message(capsys, 4, __main__.main(["bench", "warmup", "--op", "relu_fprop"]))
+    assert "bench relu_fprop --mode cpu" in message(capsys, 4, __main__.main(["bench", "relu_fprop"]))
     text = message(capsys, 4, __main__.main(["compare", "im2col", "naive", "--shape", "1,1,4,4,1"]))
     assert "python -m nbcnn compare cpu cpu" in text
 

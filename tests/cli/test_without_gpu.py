@@ -23,6 +23,7 @@ REFUSED = {
     "bench step, explicit mode": ("bench", "step", "--mode", "tensorcore", "--json"),
     "bench convs": ("bench", "convs"),
     "bench epoch": ("bench", "epoch"),
+    "bench nets": ("bench", "nets"),
     "bench OP": ("bench", *RELU),
     "bench OP, cpu and gpu": ("bench", *RELU, "--mode", "cpu,im2col"),
     "bench warmup": ("bench", "warmup"),
@@ -85,7 +86,16 @@ def refused(done):
     return without.removeprefix("  without a GPU: ").strip()
 
 
-OTHER_FORMS = ("bench step, explicit mode", "bench convs", "bench epoch", "bench warmup", "bench selftest", "study evonorm", "roofline --ncu")
+OTHER_FORMS = (
+    "bench step, explicit mode",
+    "bench convs",
+    "bench epoch",
+    "bench nets",
+    "bench warmup",
+    "bench selftest",
+    "study evonorm",
+    "roofline --ncu",
+)
 """Those of `REFUSED` whose command stands there with other words."""
 LONG = ("gradcheck", "ladder", "bench OP")
 """Those of `DONE` that take more than ten seconds."""

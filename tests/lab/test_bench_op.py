@@ -11,12 +11,15 @@ import pytest
 
 from nbcnn import __main__, modes
 from nbcnn.check import gradcheck
+from nbcnn.cli import bench
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import caches, op, opcases, sampling, steady
 from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.op import Choice, NotTimed, prepare, tile_of
+from nbcnn.lab.peers import nets
 from nbcnn.lab.peers import torch_step as peers
+from nbcnn.lab.studies import predict
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.kernel.call import HostCall, Impl, host
 
@@ -279,3 +282,12 @@ def test_what_cannot_be_timed_exits_2(argv, says, capsys):
     assert code == 2
     assert says in captured.err
     assert captured.out == ""
+
+
+def test_help_gives_the_defaults_of_every_benchmark():
+    helps = {action.dest: action.help for action in bench.parser()._actions}
+    assert helps["mode"].endswith("(default im2col; nets, predict, scaling: tensorcore)")
+    assert helps["precision"].endswith("nets, predict, scaling in tensorcore: all three)")
+    assert helps["seconds"].endswith("default an op: 3; step, scaling: 1; nets: 0.7; predict, convs: 0.5; --tiles: no limit)")
+    assert helps["forms"].endswith(f"(default step: eager,graph,compile; nets, predict: {','.join(predict.FORMS)})")
+    assert nets.FORMS[:2] == predict.FORMS
