@@ -13,7 +13,7 @@ from nbcnn.datasets.arrays import Form, Forms, seen
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.arrays import DeviceArray, as_device_array
 from nbcnn.model import on_gpu
-from nbcnn.nn.optim import check_number
+from nbcnn.nn.layer import whole_number
 from nbcnn.run.net import Net
 from nbcnn.run.streaming import Batches
 
@@ -50,12 +50,12 @@ def batches_of(
     if not isinstance(opened, Iterable):
         raise UsageError(f"x({epoch}) must return the batches of an epoch, a list or an iterator of them, got {type(opened).__name__}")
     if steps is not None:
-        check_number("fit", "steps_per_epoch", steps, least=1)
+        steps = whole_number("fit", "steps_per_epoch", steps)
     elif not isinstance(opened, Sized):
         raise UsageError(f"x({epoch}) has no len(): give the number of batches of an epoch by steps_per_epoch")
     elif not len(opened):
         raise UsageError(f"x({epoch}) is empty: an epoch needs at least one batch")
-    steps, items = int(steps or len(opened)), iter(opened)
+    steps, items = steps or len(opened), iter(opened)
     first = next(items, None)
     if first is None:
         raise UsageError(f"x({epoch}) gave no batch: an epoch needs at least one")

@@ -26,6 +26,7 @@ from nbcnn.model.views import PLAIN, Views
 from nbcnn.model.weights import Weights
 from nbcnn.nn import models
 from nbcnn.nn.graphs import Graph
+from nbcnn.nn.layer import whole_number
 from nbcnn.nn.optim import SGD, Adam, Factor, check_number
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared
@@ -106,10 +107,10 @@ class Model(Weights):
         input_shape = body.input_shape if isinstance(body, Graph) and input_shape is None else input_shape
         if init not in INITS:
             raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
-        check_number("Model", "seed", seed, below=2**63)
+        seed = whole_number("Model", "seed", seed, least=0, below=2**63)
         super().__init__()
         self._layers, self._mode, self._precision, self._fuse = body, mode, precision, fuse
-        self.seed, self.init, self.normalisation = int(seed), init, normalisation
+        self.seed, self.init, self.normalisation = seed, init, normalisation
         self.classes = None if classes is None else tuple(str(name) for name in classes)
         self.form: Form | Forms | None = None
         self._learnt = False
@@ -136,9 +137,13 @@ class Model(Weights):
 
         Raises UsageError if it is built for another shape, ShapeError (a UsageError's sibling, exit code 2) naming the layer that does not fit.
         """
-        shape = tuple(int(n) for n in shape)
-        if len(shape) not in (1, 3) or min(shape) < 1:
-            raise UsageError(f"an example is (C, H, W) or (F,), each at least 1, got {shape}")
+        try:
+            sizes = tuple(whole_number("Model", "input_shape", n) for n in shape)
+        except (TypeError, UsageError):  # no sequence, or one of other things
+            sizes = ()
+        if len(sizes) not in (1, 3):
+            raise UsageError(f"an example is (C, H, W) or (F,), each a whole number of at least 1, got {shape!r}")
+        shape = sizes
         if self._net is not None:
             if self._net.input_shape != shape:
                 raise UsageError(f"the network is built for {self._net.input_shape}, not for {shape}")
@@ -163,7 +168,7 @@ class Model(Weights):
 
     def explain(self, batch_size: int = 256) -> Shown:
         """Every step of the plan of a batch's forward and backward pass: op, shapes, kernel, flops, bytes, floor; as text."""
-        net = self.net
+        net, batch_size = self.net, whole_number("explain", "batch_size", batch_size)
         plan = net.lower(net.record_gradients(batch_size) if self.loss else net.record_predict(batch_size))
         peak = "fp32 split" if net.mode == "tensorcore" and net.precision == "fp32" else net.precision
         return Shown(explain(plan, peak, peaks_of(net.device, net.row)))
@@ -241,13 +246,12 @@ class Model(Weights):
         """
         if self.loss is None:
             raise UsageError('the network has no loss: Model(layers, loss="cross_entropy") or loss="mse"')
-        check_number("fit", "epochs", epochs, least=1)
-        check_number("fit", "accumulate", accumulate, least=1)
+        epochs, accumulate = whole_number("fit", "epochs", epochs), whole_number("fit", "accumulate", accumulate)
         check_number("fit", "ema", ema, below=1.0)
         if not isinstance(recompute, bool):
             raise UsageError(f"fit: recompute is True or False, not {recompute!r}")
         if batch_size is not None:
-            check_number("fit", "batch_size", batch_size, least=1)
+            batch_size = whole_number("fit", "batch_size", batch_size)
         optimizer = SGD() if optimizer is None else optimizer
         if not isinstance(optimizer, SGD | Adam):
             raise UsageError(f"optimizer must be nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…), got {optimizer!r}")
@@ -284,7 +288,7 @@ class Model(Weights):
                 self,
                 Data(images, targets, test_images, test_targets, batches, name),
                 self._trained,
-                epochs=int(epochs),
+                epochs=epochs,
                 batch_size=batch_size,
                 optimizer=optimizer,
                 factors=self._factors,
@@ -292,7 +296,7 @@ class Model(Weights):
                 folder=InMemory() if run is None else new_folder(run, held),
                 options={
                     **{"flip": flip, "augment": augment, "shuffle": shuffle},
-                    **{"accumulate": int(accumulate), "ema": float(ema), "recompute": recompute},
+                    **{"accumulate": accumulate, "ema": float(ema), "recompute": recompute},
                 },
                 verbose=verbose,
             )
@@ -333,17 +337,17 @@ class Model(Weights):
         return self._outputs(self.net, x, batch_size, channels_last, Views.parse(views))
 
     def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None, views: Views = PLAIN) -> Any:
-        check_number("predict", "batch_size", batch_size, least=1)
+        batch_size = whole_number("predict", "batch_size", batch_size)
         assert self.form is not None
         x = as_device_array(x, "examples")
         if isinstance(x, DeviceArray) and views != PLAIN:
             x = np.asarray(x)
         if isinstance(x, DeviceArray):
             on_gpu.must_be_there(net)
-            return inference.on_gpu(net, on_gpu.examples(x, self.form, channels_last), int(batch_size))
+            return inference.on_gpu(net, on_gpu.examples(x, self.form, channels_last), batch_size)
         if isinstance(self.form, Form) and not (given := one_array(x, "examples")).size:
             raise UsageError(f"there is nothing to predict: the array is {given.shape}")
-        return split(views.predict(net, self.form.take(x, channels_last), int(batch_size)), net.output_shapes)
+        return split(views.predict(net, self.form.take(x, channels_last), batch_size), net.output_shapes)
 
     def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> np.ndarray:
         """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1. Of `views` logits are averaged.
@@ -379,7 +383,7 @@ class Model(Weights):
         """
         if self.loss is None:
             raise UsageError("the network has no loss to evaluate")
-        net = self.net
+        net, batch_size = self.net, whole_number("evaluate", "batch_size", batch_size)
         x, y, _ = on_gpu.device_arrays(x, y, None)
         y = np.asarray(y) if isinstance(y, DeviceArray) and y is not x else y
         x, y, *_ = from_dataset(x, y, None, self.loss.needs_labels, self._of_pixels(), test=True)

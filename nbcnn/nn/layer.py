@@ -9,6 +9,7 @@ the caller sees them, whatever a mode stores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,9 +60,21 @@ def counts(layer: Any, *names: str, least: int = 1) -> None:
         value = getattr(layer, name)
         for each in value if isinstance(value, tuple) else (value,):
             if value is not None and (isinstance(each, bool) or not isinstance(each, int) or each < least):
-                raise UsageError(f"{type(layer).__name__} needs a whole number of at least {least} as {name}, got {value!r}")
+                raise _no_count(type(layer).__name__, name, value, f"at least {least}")
         if isinstance(value, tuple) and len(value) != 2:
             raise UsageError(f"{type(layer).__name__} takes one {name} or a pair, got {value!r}")
+
+
+def whole_number(owner: str, name: str, value: Any, least: int = 1, below: float = math.inf) -> int:
+    """`value` as an int: an int, or a number of NumPy or a float that is whole. Raises UsageError for another, and outside of `least` to `below`."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or int(value) != value or not least <= int(value) < below:
+        raise _no_count(owner, name, value, f"at least {least}" + (f" and less than {below:,}" if below < math.inf else ""))
+    return int(value)
+
+
+def _no_count(owner: str, name: str, value: Any, bounds: str) -> UsageError:
+    return UsageError(f"{owner} needs a whole number of {bounds} as {name}, got {value!r}")
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TextIO
 
 import numpy as np
 
+from nbcnn.nn.layer import whole_number
 from nbcnn.nn.optim import check_number
 from nbcnn.run import timeline
 from nbcnn.train.events import Callback, Epoch, Reading, Result
@@ -150,9 +151,9 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, patience: int = 3, *, min_delta: float = 0.0, restore_best: bool = True) -> None:
-        check_number("EarlyStopping", "patience", patience, least=1)
         check_number("EarlyStopping", "min_delta", min_delta)
-        self.patience, self.min_delta, self.restore_best = int(patience), float(min_delta), restore_best
+        self.patience = whole_number("EarlyStopping", "patience", patience)
+        self.min_delta, self.restore_best = float(min_delta), restore_best
 
     def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
         best, since = math.inf, 0

@@ -426,6 +426,18 @@ def test_fits_in_a_loop_keep_no_session(monkeypatch):
     assert [each() for each in alive] == [None] * 4
 
 
+def test_counts_may_be_whole_numbers_of_any_type():
+    x, y = examples()
+    found = []
+    for whole in (int, np.int64, np.uint8, float, np.float32):
+        options = {"epochs": whole(1), "batch_size": whole(8), "accumulate": whole(2)}
+        with nbcnn.Model(network(), loss="cross_entropy", mode="cpu", seed=whole(3), input_shape=[whole(n) for n in (1, 6, 6)]) as model:
+            assert len(model.fit(x, y, verbose=0, **options)) == 1
+            found.append(model.predict(x, batch_size=whole(4)))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
 # -- what bad input is told
 
 
@@ -447,7 +459,18 @@ def misuse():
         (fit(x, y, validation_data=(x, y + 5)), r"validation labels\[0\] is 5"),
         (fit(x, y, validation_data=x), r"validation_data must be \(x, y\)"),
         (fit(x, y, batch_size=25), "the largest batch is 24"),
-        (fit(x, y, epochs=0), "epochs must be a number of at least 1"),
+        (fit(x, y, epochs=0), "fit needs a whole number of at least 1 as epochs, got 0"),
+        (fit(x, y, epochs=1.5), "fit needs a whole number of at least 1 as epochs, got 1.5"),
+        (fit(x, y, epochs=True), "at least 1 as epochs, got True"),
+        (fit(x, y, epochs=np.float32(1.5)), "at least 1 as epochs, got "),
+        (fit(x, y, epochs="2"), "at least 1 as epochs, got '2'"),
+        (fit(x, y, epochs=float("inf")), "at least 1 as epochs, got inf"),
+        (fit(x, y, batch_size=16.5), "fit needs a whole number of at least 1 as batch_size, got 16.5"),
+        (fit(x, y, accumulate=1.5), "fit needs a whole number of at least 1 as accumulate, got 1.5"),
+        (fit(lambda epoch: [(x, y)], steps_per_epoch=1.5), "at least 1 as steps_per_epoch, got 1.5"),
+        (lambda: trained().predict(x, batch_size=1.5), "predict needs a whole number of at least 1 as batch_size, got 1.5"),
+        (lambda: trained().evaluate(x, y, batch_size=1.5), "evaluate needs a whole number of at least 1 as batch_size, got 1.5"),
+        (lambda: trained().explain(1.5), "explain needs a whole number of at least 1 as batch_size, got 1.5"),
         (fit(x, y, optimizer="sgd"), r"optimizer must be nbcnn.SGD"),
         (fit(x[:0], y[:0]), "there are no examples"),
         (fit(np.zeros((4, 3, 5, 3)), np.zeros(4, int)), "both its second and its last axis could be channels"),
@@ -469,7 +492,11 @@ def misuse():
         (lambda: nbcnn.Model(network(), loss="cross_entropi"), "did you mean cross_entropy"),
         (lambda: nbcnn.Model([*network(), SoftmaxCrossEntropy()], loss="mse"), "is a loss already"),
         (lambda: nbcnn.Model(network(), mode="cpu").fit(x, y), "the network has no loss"),
-        (lambda: nbcnn.Model(network(), seed=1e26), "seed must be"),
+        (lambda: nbcnn.Model(network(), seed=1e26), "Model needs a whole number of at least 0 and less than 9,223,372,036,854,775,808 as seed"),
+        (lambda: nbcnn.Model(network(), seed=1.5), "as seed, got 1.5"),
+        (lambda: nbcnn.Model(network(), input_shape="abc"), r"an example is \(C, H, W\) or \(F,\), each a whole number of at least 1, got 'abc'"),
+        (lambda: nbcnn.Model(network(), input_shape=6), "each a whole number of at least 1, got 6"),
+        (lambda: nbcnn.Model(network(), input_shape=(1, 6.5, 6)), r"each a whole number of at least 1, got \(1, 6.5, 6\)"),
         (lambda: Conv2d(0, 3), "at least 1 as out_channels, got 0"),
         (lambda: Conv2d(4, 0), "at least 1 as kernel_size, got 0"),
         (lambda: Conv2d(4, (3, 0)), r"at least 1 as kernel_size, got \(3, 0\)"),
@@ -486,7 +513,8 @@ def misuse():
         (lambda: nbcnn.Adam(beta1=1), "Adam: beta1 must be"),
         (lambda: nbcnn.Adam(eps=0), "eps must be"),
         (lambda: nbcnn.Cosine(0.1, warmup=float("inf")), "warmup must be"),
-        (lambda: nbcnn.EarlyStopping(0), "patience must be"),
+        (lambda: nbcnn.EarlyStopping(0), "EarlyStopping needs a whole number of at least 1 as patience, got 0"),
+        (lambda: nbcnn.EarlyStopping(1.5), "as patience, got 1.5"),
         (lambda: nbcnn.use_device("gpu"), "no device 'gpu'"),
     ]
 
