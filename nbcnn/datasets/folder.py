@@ -58,9 +58,7 @@ def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset
     """
     root = own.path
     if not root.is_dir():
-        raise DataMissing(
-            f"{root} is no folder{'; a file of arrays is npz:' + str(root) if root.is_file() else ''}. Check the path of --dataset folder:"
-        )
+        raise DataMissing(f"{root} is no folder{'; a file of arrays is npz:' + str(root) if root.is_file() else ''}. Check the path behind folder:")
     classes, train, test = _parts(own, log)
     train, test = train[:limit], test[:limit]
     headers = _each(lambda file: guarded(image_files.header, file.path), [*train, *test], "looking at", progress)

@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             name: _checked(path, known, partial(np.load, files[known], mmap_mode="r", allow_pickle=False)) for name, known in _present(files).items()
         }
     if not path.is_file():
-        raise DataMissing(f"{path} is neither a .npz file nor a folder of .npy files. Check the path of --dataset npz:")
+        raise DataMissing(f"{path} is neither a .npz file nor a folder of .npy files. Check the path behind npz:")
     try:
         loaded = np.load(path, allow_pickle=False)
     except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:

@@ -149,6 +149,7 @@ class Model(Weights):
                 raise UsageError(f"the network is built for {self._net.input_shape}, not for {shape}")
             return self
         options: dict[str, Any] = {"fusing": self._fuse, "seed": self.seed, "init": self.init, "normalisation": self.normalisation}
+        self._closed = False
         self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, **options)
         inputs = self._net.layers.inputs if isinstance(self._net.layers, Graph) else [shape]
         self.form = self.form or (Form(shape) if len(inputs) == 1 else Forms(tuple(map(Form, inputs))))
@@ -441,6 +442,7 @@ class Model(Weights):
             if net:
                 net.close()
         net = None
+        self._closed = True
         self._net, self._encoders, self._trained = None, {}, Past()
         gc.collect()
 
@@ -453,7 +455,7 @@ class Model(Weights):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the network again, on a machine that may have another mode."""
         held = state.pop("held")
-        vars(self).update(state, _net=None, _encoders={}, _trained=Past())
+        vars(self).update({"_closed": False} | state, _net=None, _encoders={}, _trained=Past())
         if held:
             shape, precision, weights = held
             choice = files.choice_of(self._mode if self._mode == "cpu" else "auto", None, precision)

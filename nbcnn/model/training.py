@@ -156,10 +156,10 @@ def _pictures(model: Model, title: str, images: np.ndarray, targets: np.ndarray 
 
 
 def new_folder(run: Path | str, held: ExitStack) -> RunFolder:
-    """The folder `run`, held by this process. Raises UsageError if there is something in it."""
+    """The folder `run`, held by this process. Raises UsageError if there is something in it, OSError if it cannot be written."""
     folder = RunFolder(run)
     if folder.is_taken():
         raise UsageError(f"run={str(run)!r} is there already: choose a new folder")
-    folder.check_writable()
+    folder.check_writable("run=")
     held.enter_context(folder.held())
     return folder

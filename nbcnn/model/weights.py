@@ -23,12 +23,15 @@ class Weights:
 
     def __init__(self) -> None:
         self._net: Net | None = None
+        self._closed = False
         self._factors: dict[str, Factor] = {}
         self._wanted: list[tuple[str, Factor]] = []
 
     @property
     def net(self) -> Net:
         """The engine's network (`nbcnn.run.net.Net`). Raises UsageError before `build` or the first `fit`, and after `close`."""
+        if self._net is None and self._closed:
+            raise UsageError("the model was closed, which let its network go: use it before close(), or before its with block ends")
         if self._net is None:
             raise UsageError("the network is not built: its input's shape is not known yet; call build(shape) or fit")
         return self._net

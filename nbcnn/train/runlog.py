@@ -80,8 +80,11 @@ class RunFolder:
         """Whether there is any checkpoint, whole or not."""
         return any(self.path.glob("checkpoint-*.safetensors"))
 
-    def check_writable(self) -> None:
-        """Raise OSError now if the folder could not be made or written later; leaves nothing behind."""
+    def check_writable(self, flag: str = "--out") -> None:
+        """Raise OSError now if the folder could not be made or written later; leaves nothing behind.
+
+        `flag` is what the message says names the folder.
+        """
         nearest = self.path
         while not nearest.exists():
             nearest = nearest.parent
@@ -89,7 +92,7 @@ class RunFolder:
             with tempfile.TemporaryFile(dir=nearest):
                 pass
         except OSError as error:
-            raise OSError(error.errno, f"cannot write the run folder ({error.strerror}); choose another with --out", str(self.path)) from None
+            raise OSError(error.errno, f"cannot write the run folder ({error.strerror}); choose another with {flag}", str(self.path)) from None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json, in a new folder if need be."""

@@ -238,7 +238,7 @@ def test_a_folder_that_changes_while_it_is_read(pets, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: None, "is no folder"),
+        (lambda path: None, "is no folder. Check the path behind folder:$"),
         (lambda path: path.mkdir(), "holds no images"),
         (lambda path: put(path / "train" / "a" / "x.png", np.zeros((4, 4), np.uint8)), "train/ but not the other"),
         (lambda path: put(path / "a" / "x.png", np.zeros((4, 4), np.uint8)), "leaves no test images"),
@@ -353,7 +353,9 @@ def test_arrays_that_cannot_be_used(stored, arrays, message):
         datasets.load(stored(**arrays))
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"PK\x03\x04 cut off", "is no .npz file"), (b"", "is no .npz file"), (None, "neither a .npz")])
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"PK\x03\x04 cut off", "is no .npz file"), (b"", "is no .npz file"), (None, "Check the path behind npz:$")]
+)
 def test_files_that_are_no_arrays(tmp_path, content, message):
     if content is not None:
         (tmp_path / "x.npz").write_bytes(content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -399,8 +400,12 @@ def test_closing_lets_everything_go():
         weights = weakref.ref(model.net.params)
     gc.collect()
     assert weights() is None
-    with pytest.raises(UsageError, match="not built"):
-        model.predict(examples()[0])
+    for restored in (model, pickle.loads(pickle.dumps(model))):
+        with pytest.raises(UsageError, match="the model was closed"):
+            restored.predict(examples()[0])
+    assert model.build((1, 6, 6)).predict(examples()[0]).shape == (24, 3)
+    with nbcnn.Model(network(), mode="cpu") as model, pytest.raises(UsageError, match="not built"):
+        model.weights()
 
 
 def test_fits_in_a_loop_keep_no_session(monkeypatch):
@@ -534,6 +539,12 @@ def test_a_folder_with_something_in_it_is_not_written_over(tmp_path):
     with pytest.raises(UsageError, match="is there already"):
         nbcnn.Model(network(), loss="cross_entropy", mode="cpu").fit(*examples(), run=tmp_path, verbose=0)
     assert [file.name for file in tmp_path.iterdir()] == ["thing"]
+
+
+def test_a_folder_that_cannot_be_written_is_named_in_the_words_of_fit(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot write the run folder \(.*\); choose another with run=: '.*run'"):
+        nbcnn.Model(network(), loss="cross_entropy", mode="cpu").fit(*examples(), run=tmp_path / "file" / "run", verbose=0)
 
 
 def test_a_warmup_without_end_is_no_overflow():
