@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,22 +22,28 @@ def is_own(model: str) -> bool:
     return ":" in model
 
 
-def layers_of(model: str, shape: Sequence[int]) -> Any:
-    """The layers that the function makes, a list or a `Graph` (of a `Model` its layers).
-
-    The function is called without arguments, or with channels, height and width if it takes some.
-
-    Raises UsageError if there is no such file, module or function, if it raises, or if what it returns is no list of layers with a loss.
-    """
-    from nbcnn.model.network import Model
-    from nbcnn.nn.graphs import Graph
-
+def function_of(model: str) -> Callable[..., Any]:
+    """The function that `model` names; its file or module is run. Raises UsageError if there is no such file, module or function."""
     where, _, name = model.rpartition(":")
     module = _module(where)
     function = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
         raise UsageError(f"{where} has no function {name!r}{nearest(name, known)}; it has {', '.join(known) or 'none'}")
+    return function
+
+
+def layers_of(model: str, shape: Sequence[int], function: Callable[..., Any] | None = None) -> Any:
+    """The layers that the function makes, a list or a `Graph` (of a `Model` its layers).
+
+    The function, that of `function_of` unless it is given, is called without arguments, or with channels, height and width if it takes some.
+
+    Raises UsageError as `function_of`, if the function raises, or if what it returns is no list of layers with a loss.
+    """
+    from nbcnn.model.network import Model
+    from nbcnn.nn.graphs import Graph
+
+    function = function or function_of(model)
     needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty and each.kind < each.VAR_POSITIONAL]
     try:
         made = function(*shape) if needed else function()

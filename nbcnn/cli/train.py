@@ -36,13 +36,14 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
         driver.open_ahead()  # beside the imports below
     part = part or Part(Phases(STARTED))
     phases = part.phases
-    from nbcnn.cli import loading, train_run
+    from nbcnn.cli import loading, own_model, train_run
 
     if given.device and team.size > 1:
         raise UsageError("--device is for one process: of several ranks each takes the GPU of its number")
     start = train_run.start(given, held, team.leads)
     flags = start.flags
     flags.quiet = flags.quiet or not team.leads
+    own = own_model.function_of(flags.model) if own_model.is_own(flags.model) else None  # before anything is read or downloaded
     read = loading.reading(flags) if team.size == 1 else None  # beside the imports below; of several ranks the first reads first
     phases.mark("flags")
     from nbcnn.cli import describe, train_data, train_fitted
@@ -68,7 +69,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     else:
         say(recipes.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
-        data = train_data.material(flags, read)
+        data = train_data.material(flags, read, own)
     say(data.note, always=team.leads)
     part.check(data)
     phases.mark("reading the data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -79,15 +80,18 @@ class Material:
         return Classification(title, net, self.data) if self.layers[-1].needs_labels else Plots(title, self.test[:8])
 
 
-def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Material:
-    """The data set and the network that the flags name; `read` gives the images where they are being read already. Raises DataError."""
+def material(flags: SimpleNamespace, read: loading.Reading | None = None, function: Callable[..., Any] | None = None) -> Material:
+    """The data set and the network that the flags name. Raises DataError.
+
+    `read` gives the images where they are being read already, and `function` makes the layers where a --model of one's own is known already.
+    """
     if flags.dataset in datasets.SERIES:
         return _series(flags)
     loaded = read() if read else loading.load(flags)
     data = loaded.data
     images = data.train_images
     note = recipes.on_digits(flags) if data.name == "digits" else ""
-    layers = _network(flags, data)
+    layers = _network(flags, data, function)
     pixels = getattr(layers[-1], "needs_labels", False) and (flags.model == "unet" or own_model.is_own(flags.model))
     pixels = pixels and bool(_plane(layers, images.shape[1:]))
     note = "\n".join(filter(None, (note, recipes.on_images(flags, data.name, len(images), pixels))))
@@ -128,11 +132,11 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
     )
 
 
-def _network(flags: SimpleNamespace, data: Dataset) -> Any:
+def _network(flags: SimpleNamespace, data: Dataset, function: Callable[..., Any] | None) -> Any:
     """The layers that --model names, for images and classes of `data`."""
     shape = data.train_images.shape[1:]
     if own_model.is_own(flags.model):
-        return own_model.layers_of(flags.model, shape)
+        return own_model.layers_of(flags.model, shape, function)
     if flags.model == "unet":
         # Masks decide what it is for, unless --loss does.
         if flags.loss == "cross-entropy" or (flags.loss in train_loss.OF_SERIES and data.masks):

@@ -307,11 +307,13 @@ def parse(argv: Sequence[str] | None = None) -> SimpleNamespace:
 
 
 def _model(text: str) -> str:
-    """A converter to the name of a model, or of a function that makes one; the function is looked for when its data's shape is known."""
+    """A converter to the name of a model, or of a function that makes one; the function is looked for when the training starts."""
     where, colon, name = text.rpartition(":")
     if colon and where and name.isidentifier():
         return text
-    return one_of(*MODELS)(text)
+    if where.endswith(".py") or text.endswith(".py"):
+        raise argparse.ArgumentTypeError(f"{text!r} names no function: a network of your own is FILE.py:FUNCTION, such as model.py:network")
+    return one_of(*MODELS, "FILE.py:FUNCTION")(text)
 
 
 _model.metavar = "{" + ",".join(MODELS) + ",FILE:FUNCTION}"  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from scripts import ROOT, TINY, exits, extract, message, train
 
 import nbcnn
 from nbcnn import datasets
-from nbcnn.cli import compare, launch, predict, study_dwconv, train_flags
+from nbcnn.cli import compare, launch, loading, predict, study_dwconv, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.model import pictures
 from nbcnn.train import checkpoint, trainer
@@ -116,8 +116,34 @@ def test_a_function_that_makes_no_network_is_told(own, function, says, capsys):
 def test_a_file_or_module_that_is_not_there_is_named(capsys, tmp_path):
     assert "there is no file none.py" in message(capsys, 2, exits(train, [*QUICK, "--model", "none.py:layers"]))
     assert "no_such_package cannot be imported" in message(capsys, 2, exits(train, [*QUICK, "--model", "no_such_package:layers"]))
+    assert "FILE.py:FUNCTION" in message(capsys, 2, exits(train, [*QUICK, "--model", "mine"]))
     assert "is none of autoencoder" in message(capsys, 2, exits(train, [*QUICK, "--model", "autoencode"]))
     assert exits(train, [*QUICK, "--model", "nbcnn.nn.models:mnist_cnn", "--explain"]) == 0
+
+
+@pytest.mark.parametrize("model", ["none.py:layers", "no_such_package:layers", "my_model.py:layer"])
+def test_what_is_no_model_is_told_before_any_data_is_read(own, model, capsys, monkeypatch):
+    def read(*given):
+        raise AssertionError("the data set is asked for")
+
+    monkeypatch.chdir(own)
+    monkeypatch.setattr(loading, "load", read)
+    monkeypatch.setattr(loading, "reading", read)
+    text = message(capsys, 2, exits(train, ["--mode", "cpu", "--model", model]))
+    assert text.startswith(("nbcnn: error: --model: ", "nbcnn: error: my_model.py has no function"))
+
+
+def test_a_file_of_a_model_is_run_once(own, tmp_path):
+    file = tmp_path / "counted.py"
+    file.write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n{MODEL_FILE}")
+    assert exits(train, [*QUICK, "--model", f"{file}:layers", "--explain"]) == 0
+    assert (tmp_path / "runs").read_text() == "x"
+
+
+@pytest.mark.parametrize("model", ["my.py", "my.py:", "models/my.py:a-b"])
+def test_a_file_without_its_function_is_told_the_form(model, capsys):
+    text = message(capsys, 2, exits(train, [*QUICK, "--model", model]))
+    assert f"{model!r} names no function: a network of your own is FILE.py:FUNCTION" in text
 
 
 def test_frozen_layers_and_patience(own, tmp_path, capsys):
