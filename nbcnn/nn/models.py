@@ -262,9 +262,17 @@ def unet(channels: int = 3, height: int = 32, width: int = 32, classes: int | No
 LOSSES = ("log-mse", "rmsle")
 """The losses that `s4convd` can be trained with."""
 
+
+def _autoencoder(name: str, channels: int, height: int, width: int, **filters: int) -> list[Any]:
+    """An autoencoder for images of this size. Raises UsageError where it would make images of another."""
+    if height % 4 or width % 4:
+        raise UsageError(f"{name} halves images twice, so height and width must be multiples of 4, got {height}×{width}: --size scales them")
+    return autoencoder(channels, **filters)
+
+
 MODELS: Mapping[str, Callable[..., Any]] = {
-    "autoencoder": lambda channels, height, width, classes=10: autoencoder(channels),
-    "small-autoencoder": lambda channels, height, width, classes=10: autoencoder(channels, wide=32, code=4),
+    "autoencoder": lambda channels, height, width, classes=10: _autoencoder("autoencoder", channels, height, width),
+    "small-autoencoder": lambda channels, height, width, classes=10: _autoencoder("small-autoencoder", channels, height, width, wide=32, code=4),
     "mnist-cnn": lambda channels, height, width, classes=10: mnist_cnn(classes),
     "mnist-cnn-b0": lambda channels, height, width, classes=10: mnist_cnn(classes, norm="b0"),
     "patches": lambda channels, height, width, classes=10: patches(height, width),

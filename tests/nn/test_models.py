@@ -76,6 +76,8 @@ def test_a_denoiser_adds_what_it_makes_to_its_input():
     ("make", "said"),
     [
         (lambda: nbcnn.unet(3, 36, 32), "multiples of 16, got 36×32"),
+        (lambda: MODELS["autoencoder"](3, 30, 32), "^autoencoder halves images twice, so height and width must be multiples of 4, got 30×32"),
+        (lambda: MODELS["small-autoencoder"](3, 32, 31), "^small-autoencoder halves .* got 32×31: --size scales them$"),
         (lambda: nbcnn.unet(depth=0), "multiples of 1"),
         (lambda: nbcnn.mobilenet(multiplier=0), "multiplier above 0"),
         (lambda: nbcnn.resnet18(classes=0), "Linear"),
