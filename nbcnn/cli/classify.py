@@ -118,6 +118,7 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     from nbcnn.classify import classifier, pipeline, report
     from nbcnn.classify.processing import parse
     from nbcnn.cli.part import Part
+    from nbcnn.files.atomic import make_folder
     from nbcnn.files.errors import UsageError
     from nbcnn.train.plots import confusion as draw_confusion
 
@@ -137,9 +138,9 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     portable = held[0][::2] if args.portable else ()
     process = parse(args.process or "none", origin.code_shape)
     team.agree("features", f"{sha256} {args.limit} {mirrored}".encode())
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out, "--out")
     scratch = args.scratch or out
-    scratch.mkdir(parents=True, exist_ok=True)
+    make_folder(scratch, "--scratch")
     if not team.leads:
         # On a GPU the pairs are solved in less time than they could be sent.
         for _ in range(0 if on_gpu or ridge else 3 if args.baselines else 1):

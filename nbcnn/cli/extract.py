@@ -255,13 +255,14 @@ def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: i
     """
     from nbcnn.classify.feature_writer import AHEAD, FeaturePart, FeatureWriter
     from nbcnn.files import lock
+    from nbcnn.files.atomic import make_folder
     from nbcnn.ranks.team import LONG
 
     splits = [("train", data.train_images, data.train_labels), ("test", data.test_images, data.test_labels)]
     kinds = [(split, len(images), None if at >= 2 else labels, at >= 2) for at, (split, images, labels) in enumerate((splits * 2)[:sets])]
     with ExitStack() as whole:
         if team.leads:
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out, "--out")
             whole.enter_context(lock.writing(out))
             made = [
                 whole.enter_context(FeatureWriter(out, split, n, width, labels=labels, storage=storage, mirrored=mirrored, ahead=ahead or AHEAD))
@@ -308,7 +309,7 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
         return DATA
     features = net.predict(np.stack([image for _, image in found]), flags.batch or 256).reshape(len(found), -1)
     seconds, out = time.perf_counter() - started, Path(flags.out or "features/images")
-    out.mkdir(parents=True, exist_ok=True)
+    atomic.make_folder(out, "--out")
     with lock.writing(out):
         content: Any = io.BytesIO()
         if flags.format == "csv":

@@ -32,6 +32,14 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
+def make_folder(path: Path, flag: str) -> None:
+    """Make a folder with those above it, unless it is there. Raises OSError if that cannot be, which says that `flag` chooses another."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot make this folder ({error.strerror}); choose another with {flag}", str(path)) from None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of killed processes; only for whoever alone writes in `folder` (`nbcnn.files.lock`)."""
     for path in folder.glob(".*.tmp"):

@@ -235,7 +235,10 @@ def test_an_output_folder_that_cannot_be_made_is_exit_1(digits, tmp_path, capsys
     (tmp_path / "file").write_text("")
     code, message = failing([str(digits), "--out", str(tmp_path / "file" / "out"), "--quiet"], capsys)
     assert code == 1
-    assert "Not a directory" in message
+    assert "file/out: cannot make this folder (Not a directory); choose another with --out" in message
+    code, message = failing([str(digits), "--out", str(tmp_path / "out"), "--scratch", str(tmp_path / "file" / "s"), "--quiet"], capsys)
+    assert code == 1
+    assert "choose another with --scratch" in message
 
 
 def children(pid):

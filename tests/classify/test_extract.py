@@ -80,6 +80,12 @@ def test_a_missing_checkpoint_names_the_other(copied, capsys):
     assert f"the last good one is {copied / LAST}" in text
 
 
+def test_a_folder_that_cannot_be_made_is_exit_1(finished, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    words = [finished, "--limit", "2", "--mode", "cpu", "--quiet", "--out", tmp_path / "file" / "out"]
+    assert "cannot make this folder (Not a directory); choose another with --out" in message(capsys, 1, exits(extract, words))
+
+
 def test_the_last_words_fit_the_data(finished, tmp_path, capsys):
     assert exits(extract, [finished, "--limit", "2", "--out", tmp_path / "f", "--mode", "cpu"]) == 0
     assert f"next: python -m nbcnn classify {tmp_path / 'f'} --baselines\n" in capsys.readouterr().out
