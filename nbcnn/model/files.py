@@ -25,7 +25,7 @@ from nbcnn.nn.optim import Schedule
 from nbcnn.nn.params import under
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint
-from nbcnn.train.checkpoint import BEST, LAST, CheckpointError, Saved
+from nbcnn.train.checkpoint import ADVICE, BEST, LAST, CheckpointError, Saved
 from nbcnn.train.runlog import OWN_MODEL
 from nbcnn.train.saved_net import choice_of, described, fill
 
@@ -139,7 +139,7 @@ def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", p
 
     path = Path(path)
     if not path.exists():
-        raise CheckpointError(f"there is no file or run folder {path}")
+        raise CheckpointError(f"there is no file or run folder {path}: {ADVICE}")
     saved = read(found(path, checkpoint))
     about = described(saved, layers)
     choice = choice_of(mode, precision, about.get("precision"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from nbcnn.files import atomic
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import decode
 
+ADVICE = "give a .safetensors file, or the folder of a run"
+"""What to do where there is no checkpoint."""
 LAST, BEST = "checkpoint-last.safetensors", "checkpoint-best.safetensors"
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -54,10 +57,14 @@ class CheckpointError(Exception):
         ...     nbcnn.load("no-such-file.safetensors")
         ... except nbcnn.CheckpointError as error:
         ...     print(error)
-        there is no file or run folder no-such-file.safetensors
+        there is no file or run folder no-such-file.safetensors: give a .safetensors file, or the folder of a run
     """
 
     exit_code = 3
+
+
+class _Missing(CheckpointError):
+    """There is no such file."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +137,20 @@ def read(path: Path) -> Saved:
     """
     try:
         return _read(path)
+    except _Missing:
+        what = f"checkpoint {path.name} in {path.parent}" if os.path.isdir(path.parent) else f"file or run folder {path.parent}"
+        raise CheckpointError(f"there is no {what}: {_alternative(path) or ADVICE}") from None
     except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}{_alternative(path)}") from None
+        alone = "there is no other good checkpoint beside it: put a sound copy in its place, or train again"
+        raise CheckpointError(f"{path}: {error}; {_alternative(path) or alone}") from None
 
 
 def _read(path: Path) -> Saved:
     """Read a checkpoint like `read`, with errors that name the tensor but not the file."""
     try:
         content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _Missing from None
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror})") from None
     tensors, metadata, data = _parse(content)
@@ -232,7 +245,7 @@ def _counts(values: Any) -> bool:
 
 
 def _alternative(path: Path) -> str:
-    """The end of an error message, which names the newest other readable checkpoint of the folder or says that there is none."""
+    """The end of an error message, which names the newest other readable checkpoint of the folder; empty if there is none."""
     good = []
     for other in sorted(path.parent.glob("checkpoint-*.safetensors")):
         if other.name != path.name:
@@ -241,6 +254,6 @@ def _alternative(path: Path) -> str:
             except (CheckpointError, KeyError, ValueError):
                 continue
     if not good:
-        return "; there is no other good checkpoint beside it"
+        return ""
     step, other = max(good)
-    return f"; the last good one is {other} (training step {step:,}), which can be given by its path"
+    return f"the last good one is {other} (training step {step:,}), which can be given by its path"

@@ -384,7 +384,7 @@ def test_a_damaged_file_is_refused(tmp_path):
         path.write_bytes(spoilt)
         with pytest.raises(nbcnn.CheckpointError):
             nbcnn.load(path)
-    with pytest.raises(nbcnn.CheckpointError, match="no file or run folder"):
+    with pytest.raises(nbcnn.CheckpointError, match=r"no file or run folder .*: give a \.safetensors file, or the folder of a run"):
         nbcnn.load(tmp_path / "none")
 
 

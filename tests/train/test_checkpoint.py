@@ -199,11 +199,21 @@ def test_a_corrupt_last_names_the_newest_good_one(saved):
     saved.with_name(BEST).write_bytes(b"also broken")
     with pytest.raises(CheckpointError, match=r"last good one is .*000003"):
         checkpoint.load(saved)
+    saved.with_name("checkpoint-000003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no other good checkpoint beside it: put a sound copy in its place, or train again$"):
+        checkpoint.load(saved)
+    saved.unlink()
+    saved.with_name(BEST).unlink()
+    checkpoint.save(saved.with_name(BEST), TENSORS, {"step": "5"})
+    with pytest.raises(CheckpointError, match=rf"^there is no checkpoint {LAST} in .*: the last good one is .*{BEST}"):
+        checkpoint.load(saved)
 
 
 def test_a_missing_one_and_a_folder_are_errors_of_their_own(tmp_path):
-    with pytest.raises(CheckpointError, match=r"No such file.*no other good checkpoint"):
+    with pytest.raises(CheckpointError, match=rf"^there is no checkpoint {LAST} in {tmp_path}: give a \.safetensors file, or the folder of a run$"):
         checkpoint.load(tmp_path / LAST)
+    with pytest.raises(CheckpointError, match=rf"^there is no file or run folder {tmp_path / 'none'}: give a \.safetensors file"):
+        checkpoint.load(tmp_path / "none" / LAST)
     with pytest.raises(CheckpointError, match="directory"):
         checkpoint.load(tmp_path)
 
