@@ -252,6 +252,8 @@ def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None =
     Raises ClassifierError (exit code 3) for a file that is missing, damaged or of another version, and for features that are gone or others.
     """
     path = Path(path)
+    if not path.is_file():
+        raise ClassifierError(f"there is no file {path}: python -m nbcnn classify FEATURES writes a classifier, {NAME}")
     try:
         saved = checkpoint.read(path)
         found = saved.metadata
