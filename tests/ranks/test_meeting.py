@@ -231,7 +231,8 @@ def test_one_deadline_holds_for_the_whole_meeting():
         second, began = Meeting(Rank(1, 2, 1, "127.0.0.1", listener.getsockname()[1], TOKEN, 1.0)), time.monotonic()
         with listener.accept()[0] as peer:
             while second.is_alive():
-                peer.sendall(b"n")
+                with suppress(OSError):  # rank 1 hangs up before its thread ends
+                    peer.sendall(b"n")
                 second.join(0.05)
                 if time.monotonic() - began > 3:
                     break
