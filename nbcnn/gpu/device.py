@@ -16,6 +16,7 @@ import numpy as np
 from nbcnn.gpu import compiler, driver, memory
 from nbcnn.gpu.capture import ALONE, MAIN, CapturedGraph
 from nbcnn.gpu.compiler import SIMULATOR, numba_cuda
+from nbcnn.gpu.select import demanded, refused
 from nbcnn.plan.storage import numpy_dtype
 
 _SHARED_OF_HOPPER = 227 * 1024
@@ -81,6 +82,17 @@ def gpu_missing() -> str | None:
     except driver.DriverMissing as error:
         return str(error)
     return None
+
+
+def cpu_instead() -> str | None:
+    """Why what may run on either takes the CPU, in words; None where it takes a GPU.
+
+    Raises GpuUnavailable if `nbcnn.use_device` chose a GPU by its name, and there is none.
+    """
+    missing = refused() or gpu_missing()
+    if missing and (name := demanded()):
+        raise GpuUnavailable(f"there is no {name}, which was asked for by its name: {missing}. Ask for no device, or for cpu, to run on the CPU")
+    return missing
 
 
 def constant(values: np.ndarray) -> Any:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
-from nbcnn.gpu.device import GpuUnavailable, capability_of_gpu, gpu_missing
-from nbcnn.gpu.select import demanded, refused
+from nbcnn.gpu import device
+from nbcnn.gpu.device import GpuUnavailable, capability_of_gpu
+from nbcnn.gpu.select import refused
 from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
 from nbcnn.ops.kernel.row import Row
 
@@ -39,15 +40,12 @@ def choose_mode(
     `nbcnn.use_device` chose one, and there is none.
     """
     known = sorted({name for name, _ in MODES})
-    # Imported here, so that a run on the CPU does not pay for the compiler's import.
-    missing = None if mode == "cpu" else refused() or gpu_missing()
+    missing = None if mode == "cpu" else device.cpu_instead() if mode == "auto" else refused() or device.gpu_missing()
     if mode not in ("auto", *known):
         raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
     if capability is None:
         capability = (0, 0) if missing or mode == "cpu" else capability_of_gpu()
     why = "as asked"
-    if mode == "auto" and missing and (name := demanded()):
-        raise GpuUnavailable(f"there is no {name}, which was asked for by its name: {missing}. Ask for no device, or for cpu, to run on the CPU")
     if mode == "auto":
         fast = precision in (None, *(p for m, p in MODES if m == "tensorcore")) and capability >= TENSOR_CORES
         mode = "cpu" if missing else "tensorcore" if fast else "im2col"

@@ -70,13 +70,12 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         return (flat, checked[1]) if y else flat
 
     def _on_gpu(self) -> bool:
-        from nbcnn.gpu.device import gpu_missing
+        from nbcnn.gpu.device import cpu_instead
         from nbcnn.gpu.language import SIMULATOR
-        from nbcnn.gpu.select import refused
 
         if self.device not in ("auto", "cpu", "gpu"):
             raise UsageError(f"device is auto, cpu or gpu, got {self.device!r}")
-        return self.device == "gpu" or (self.device == "auto" and not (SIMULATOR or refused() or gpu_missing()))
+        return self.device == "gpu" or (self.device == "auto" and not (SIMULATOR or cpu_instead()))
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on X and its classes y, of any type. Raises ValueError for one class, or parameters out of range."""

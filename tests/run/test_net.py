@@ -296,7 +296,7 @@ def test_auto_takes_what_this_machine_has():
     ],
 )
 def test_the_mode_follows_the_gpu(monkeypatch, mode, precision, capability, expected):
-    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
     row, why = choose_mode(mode, precision, capability=capability)
     assert (row.mode, row.precision) == expected
     assert ("7.5" in why) == (mode == "tensorcore" and capability == (7, 5))
@@ -307,13 +307,13 @@ def test_the_mode_follows_the_gpu(monkeypatch, mode, precision, capability, expe
     [("tensorcore", "wgmma", (8, 0), "needs compute capability 9.0"), ("im2col", "mma", (9, 0), "belongs to mode tensorcore")],
 )
 def test_an_engine_that_cannot_be_is_refused(monkeypatch, mode, engine, capability, words):
-    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
     with pytest.raises(UsageError, match=words):
         choose_mode(mode, None, engine, capability)
 
 
 def test_a_forced_engine_leaves_the_other_out(monkeypatch):
-    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
     row, _ = choose_mode("tensorcore", None, "mma", (9, 0))
     assert "wgmma" not in [part for part, _ in row.fallbacks]
     row, _ = choose_mode("tensorcore", None, "wgmma", (9, 0))
@@ -325,7 +325,7 @@ def test_a_forced_engine_leaves_the_other_out(monkeypatch):
 
 @pytest.mark.parametrize(("batch", "part"), [(1, "mma"), (2, "wgmma")])
 def test_few_pixels_run_in_the_portable_engine(monkeypatch, batch, part):
-    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
     row, _ = choose_mode("tensorcore", None, "auto", (9, 0))
     x, y, index = (
         Buf(name, (batch, *shape), dtype)
@@ -367,7 +367,7 @@ def test_a_step_that_runs_elsewhere_is_named_and_refused_when_strict():
 
 
 def test_strict_refuses_the_next_best_mode(monkeypatch):
-    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
     assert choose_mode("tensorcore", None, capability=(7, 5)).row.mode == "im2col"
     assert choose_mode("auto", None, capability=(7, 5), strict=True).row.mode == "im2col"
     with pytest.raises(UsageError, match=r"--strict: mode tensorcore became im2col, the next best: tensorcore needs compute capability 8\.0"):

@@ -127,3 +127,13 @@ def test_a_model_goes_through_joblib(tmp_path):
     again = joblib.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
     assert "2 of 4 parameters frozen" in again.summary()
+
+
+def test_a_machine_takes_no_cpu_in_place_of_a_gpu_that_was_chosen(monkeypatch):
+    monkeypatch.setattr("nbcnn.gpu.select._chosen", ["cuda:63"])
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: "no CUDA GPU visible")
+    monkeypatch.setattr("nbcnn.gpu.language.SIMULATOR", False)
+    x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    with pytest.raises(nbcnn.GpuUnavailable, match="there is no cuda:63, which was asked for by its name"):
+        RBFSVC().fit(x, np.arange(20) % 2)
+    assert RBFSVC(device="cpu").fit(x, np.arange(20) % 2).predict(x).shape == (20,)
