@@ -240,9 +240,7 @@ def unet(channels: int = 3, height: int = 32, width: int = 32, classes: int | No
     """
     step = 1 << depth
     if depth < 1 or height % step or width % step:
-        raise UsageError(
-            f"unet halves images {depth} times, so height and width must be multiples of {step}, got {height}×{width}: --size scales them"
-        )
+        raise _not_halved("unet", f"{depth} times", step, height, width)
 
     def stage(x: Value, wide: int) -> Value:
         return ReLU()(_normalised(ReLU()(_normalised(x, wide)), wide))
@@ -266,8 +264,12 @@ LOSSES = ("log-mse", "rmsle")
 def _autoencoder(name: str, channels: int, height: int, width: int, **filters: int) -> list[Any]:
     """An autoencoder for images of this size. Raises UsageError where it would make images of another."""
     if height % 4 or width % 4:
-        raise UsageError(f"{name} halves images twice, so height and width must be multiples of 4, got {height}×{width}: --size scales them")
+        raise _not_halved(name, "twice", 4, height, width)
     return autoencoder(channels, **filters)
+
+
+def _not_halved(name: str, times: str, step: int, height: int, width: int) -> UsageError:
+    return UsageError(f"{name} halves images {times}, so height and width must be multiples of {step}, got {height}×{width}: --size scales them")
 
 
 MODELS: Mapping[str, Callable[..., Any]] = {

@@ -23,7 +23,7 @@ from nbcnn.gpu.compiler import SIMULATOR
 from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import wired
 from nbcnn.ops.kernel.row import Row
-from nbcnn.plan.arena import ALIGNMENT, plan_arena
+from nbcnn.plan.arena import ALIGNMENT, align, plan_arena
 from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, drop_dead, trace_nodes
 from nbcnn.plan.shapes import numel
 from nbcnn.run.program import Program, constants
@@ -111,7 +111,7 @@ class Function:
         for root in dict.fromkeys(root for item in second for root in _reads(item)):
             if root in written:
                 self._kept[root] = self.kept_bytes
-                self.kept_bytes += -(-root.nbytes // ALIGNMENT) * ALIGNMENT
+                self.kept_bytes += align(root.nbytes, ALIGNMENT)
         self.reads = tuple(name for name in ("x", "y") if any(_is(root, name) for item in second for root in _reads(item)))
         # A step may make the gradient of the input beside those of parameters: where nobody asks for it, it is a temporary.
         spare = {buf.root: replace(buf.root, home="arena") for item in second for buf in item.step.outs if _is(buf.root, "dx")}

@@ -51,6 +51,11 @@ def step(reads=X, writes=None, splits=True, side=False):
     return Planned(Step("conv_fprop", (reads, W), (out,)), how, Buf("scratch", (how.scratch_bytes,), "uint8"), side=side)
 
 
+def unshared(planned, lean):
+    """In place of `with_shared_planes`."""
+    return list(planned), *plan_arena(planned)
+
+
 def shares(*items):
     """Of every step whether it finds planes made (True), makes them (False) or shares none (None)."""
     return [item.planes[0].made if item.planes else None for item in share_planes(items, NEAR)]
@@ -105,7 +110,7 @@ def test_steps_of_the_side_branch_take_no_part():
 def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(monkeypatch, most, readers):
     monkeypatch.setattr(sharing, "MOST_ARENA", most)
     shared = nets.planned(nets.NETWORKS["vgg"], "fp32")
-    monkeypatch.setattr(lowering, "with_shared_planes", lambda planned, lean: (list(planned), *plan_arena(planned)))
+    monkeypatch.setattr(lowering, "with_shared_planes", unshared)
     apart = nets.planned(nets.NETWORKS["vgg"], "fp32")
     taken = [(item.step.op, each.buf.nbytes) for item in shared.plan.steps for each in item.planes if each.made]
     assert {op for op, _ in taken} == readers
@@ -168,7 +173,7 @@ def test_a_step_has_the_same_bits_with_shared_planes(gpu, monkeypatch):
         return gpu.download(work.net.params.grads), sum(len(item.planes) for item in program.plan.steps)
 
     found, shared = gradients()
-    monkeypatch.setattr(lowering, "with_shared_planes", lambda planned, lean: (list(planned), *plan_arena(planned)))
+    monkeypatch.setattr(lowering, "with_shared_planes", unshared)
     wanted, none = gradients()
     assert (shared > 0, none) == (True, 0)
     assert np.isfinite(found).all()

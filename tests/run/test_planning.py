@@ -134,13 +134,18 @@ def test_nothing_runs_beside_the_backward_pass_of_a_large_batch_where_the_arena_
     assert sides() == []
 
 
+def session_of(**options):
+    """A training of eight images on the CPU."""
+    images, labels = np.zeros((8, 3, 4, 4), np.uint8), np.zeros(8, np.int32)
+    net = Net([Flatten(), Linear(3), SoftmaxCrossEntropy()], (3, 4, 4), mode="cpu")
+    return TrainingSession(net, images, labels=labels, optimizer=SGD(), batch=4, learning_rates=[0.1, 0.1], **options)
+
+
 @pytest.mark.parametrize(("bytes_of_lean", "taken"), [(1, True), (2, False)])
 def test_a_training_that_does_not_fit_keeps_less_if_that_is_smaller(monkeypatch, bytes_of_lean, taken):
     monkeypatch.setattr(Training, "fits", lambda self, planned: False)
     monkeypatch.setattr(Training, "memory", lambda self, plans: {"arena": bytes_of_lean if self.lean else 2})
-    images, labels = np.zeros((8, 3, 4, 4), np.uint8), np.zeros(8, np.int32)
-    net = Net([Flatten(), Linear(3), SoftmaxCrossEntropy()], (3, 4, 4), mode="cpu")
-    session = TrainingSession(net, images, labels=labels, optimizer=SGD(), batch=4, learning_rates=[0.1, 0.1], resident=True)
+    session = session_of(resident=True)
     assert session.training.lean == taken
     assert session.planned_bytes == {"arena": bytes_of_lean if taken else 2}
 
@@ -153,8 +158,6 @@ def test_what_does_not_fit_keeps_less_or_is_streamed_and_both_only_if_neither_is
         return {"arena": 1 if self.lean else 2, "data set": 1 if self.sets["train"].streamed else 10}
 
     monkeypatch.setattr(Training, "memory", memory)
-    images, labels = np.zeros((8, 3, 4, 4), np.uint8), np.zeros(8, np.int32)
-    net = Net([Flatten(), Linear(3), SoftmaxCrossEntropy()], (3, 4, 4), mode="cpu")
-    session = TrainingSession(net, images, labels=labels, optimizer=SGD(), batch=4, learning_rates=[0.1, 0.1])
+    session = session_of()
     assert (session.training.lean, bool(session.training.sets["train"].streamed)) == (lean, streamed)
     assert sum(session.planned_bytes.values()) == free

@@ -29,6 +29,7 @@ from nbcnn.lab.measure.nets import Network, training
 from nbcnn.lab.measure.plans import H200
 from nbcnn.modes import MODES
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
+from nbcnn.plan.arena import align
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.flops import conv_shape, fewest_flops
 from nbcnn.plan.graph import Step
@@ -130,7 +131,7 @@ class Pool:
 
 
 def _aligned(at: int) -> int:
-    return -(-at // ALIGNMENT) * ALIGNMENT
+    return align(at, ALIGNMENT)
 
 
 def _bytes(problem: Problem) -> tuple[int, int]:

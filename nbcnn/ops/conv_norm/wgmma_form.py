@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
+from nbcnn.plan.arena import align
 
 FILTERS = 64
 """Filters of a block: the rows of one wgmma."""
@@ -59,7 +60,7 @@ class Form:
     def patch_bytes(self) -> int:
         """The same with the rows behind it that the last columns of the last tap read, from where the next swizzled tile may start."""
         rows = (self.R - 1) * self.PW + self.S - 1 + self.columns
-        return -(-max(self.patch_load, rows * ROW_BYTES) // ALIGNMENT) * ALIGNMENT
+        return align(max(self.patch_load, rows * ROW_BYTES), ALIGNMENT)
 
     @property
     def filter_bytes(self) -> int:
@@ -69,7 +70,7 @@ class Form:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a tile's results. float32 goes straight to memory."""
-        return -(-self.lines * self.Q * ROW_BYTES // ALIGNMENT) * ALIGNMENT if KINDS[self.kind].result == 2 else 0
+        return align(self.lines * self.Q * ROW_BYTES, ALIGNMENT) if KINDS[self.kind].result == 2 else 0
 
     @property
     def stages(self) -> int:

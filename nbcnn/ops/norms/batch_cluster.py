@@ -107,7 +107,7 @@ def supports(call: Call) -> str | None:
     if shape[1] // least * max(CLUSTERS) < FEWEST:
         return f"{shape[1]} channels make fewer than {FEWEST} blocks"
     if not candidates_of(shape, kind, tensors, layout, waves):
-        return f"the shared memory of clusters holds no batch of {'×'.join(map(str, shape))}, or comes in more than {waves} wave{'s' * (waves > 1)}"
+        return f"the shared memory of clusters in {waves} wave{'s' * (waves > 1)} at most holds no batch of {'×'.join(map(str, shape))}"
     return None
 
 

@@ -20,6 +20,7 @@ from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.moments import Columns
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind, compulsory_bytes, end_bytes, product_bytes, product_cycles
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
+from nbcnn.plan.arena import align
 
 _SHARED_OF_BLOCK = 227 * 1024
 _SHARED_OF_MULTIPROCESSOR = 228 * 1024
@@ -135,7 +136,7 @@ def patch_load(tile: PatchTile, w: Window) -> int:
 
 def patch_bytes(tile: PatchTile, w: Window) -> int:
     """The same, rounded up to where the next swizzled tile may start."""
-    return -(-patch_load(tile, w) // ALIGNMENT) * ALIGNMENT
+    return align(patch_load(tile, w), ALIGNMENT)
 
 
 def stage_bytes(tile: PatchTile, kind: Kind) -> int:
