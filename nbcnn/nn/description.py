@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any
 
+import numpy as np
+
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import activations, corruption, joins, losses, maps, norms, resampling, series_layers, whitening
@@ -56,13 +58,18 @@ def as_data(layers: Sequence[Any]) -> list[dict[str, Any]]:
     """The layers, loss included, as objects of JSON."""
     made = []
     for layer in layers:
-        values = {each.name: getattr(layer, each.name) for each in fields(layer) if not _left_out(layer, each)}
+        values = {each.name: _plain(getattr(layer, each.name)) for each in fields(layer) if not _left_out(layer, each)}
         if isinstance(layer, Residual):
             values = {"body": as_data(layer.body)}
         if isinstance(layer, Losses):
             values = {"parts": as_data(layer.parts)}
         made.append({"layer": type(layer).__name__} | values)
     return made
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as Python's, which JSON takes."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _left_out(layer: Any, each: Field[Any]) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.arguments import Arguments
 from nbcnn.plan import graph as plan
 from nbcnn.plan.graph import Buf, Node, ShapeError, Tape, Wired, chain, joins, named
 from nbcnn.plan.shapes import numel
@@ -27,7 +28,7 @@ Shape = tuple[int, ...]
 _number = itertools.count()
 
 
-class Layer:
+class Layer(Arguments):
     """What a layer inherits to be called on values: `layer(x)`, or `layer([a, b])` of a layer that joins values.
 
     A layer of one's own is a frozen dataclass with `kind`, `params()` and `build(tape, x, scope)`. Raises UsageError for what is no value.

@@ -1,10 +1,10 @@
 """This module says what a layer is: its parameters, the sizes of its input, and what is asked of a list of layers.
 
-A layer is a frozen dataclass whose arguments have PyTorch's names. What its input's size is may be left out (`in_channels`, `in_features`,
-`channels`: None), and `sized` fills it in from the shape of one example. `build(tape, x, scope)` records its forward and returns
-(y, backward); `backward(dy)` records its backward and returns dx. `params()` names its parameters, `state()`, where a layer has it,
-what training updates in place (norms.py). Shapes are logical: images (N, C, H, W), vectors (N, F), series (N, C, L); values are float32 as
-the caller sees them, whatever a mode stores.
+A layer is a frozen dataclass whose arguments have PyTorch's names; behind the first one or two they are given by name (`arguments.py`). What
+its input's size is may be left out (`in_channels`, `in_features`, `channels`: None), and `sized` fills it in from the shape of one example.
+`build(tape, x, scope)` records its forward and returns (y, backward); `backward(dy)` records its backward and returns dx. `params()` names its
+parameters, `state()`, where a layer has it, what training updates in place (norms.py). Shapes are logical: images (N, C, H, W), vectors (N, F),
+series (N, C, L); values are float32 as the caller sees them, whatever a mode stores.
 """
 
 from __future__ import annotations
@@ -45,24 +45,34 @@ def unsized() -> Any:
     return field(default=None, kw_only=True)
 
 
-def later(default: Any, kw_only: bool = True) -> Any:
+def later(default: Any) -> Any:
     """A field that the layer of an earlier version did not have.
 
     What a file says of a network leaves it out where it is `default` (`description.as_data`), so that older files, and the digests by which a run
     knows its network, stay what they are.
     """
-    return field(default=default, kw_only=kw_only, metadata={"later": True})
+    return field(default=default, kw_only=True, metadata={"later": True})
 
 
 def counts(layer: Any, *names: str, least: int = 1) -> None:
-    """Raise UsageError unless the fields `names` of `layer` are whole numbers, or pairs of them, of at least `least`; None is no number yet."""
+    """Raise UsageError unless the fields `names` of `layer` are whole numbers, or pairs of them, of at least `least`; None is no number yet.
+
+    Numbers of NumPy become ints, which files can hold.
+    """
     for name in names:
         value = getattr(layer, name)
+        if isinstance(value, np.integer) or (isinstance(value, tuple) and any(isinstance(each, np.integer) for each in value)):
+            value = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
+            object.__setattr__(layer, name, value)
         for each in value if isinstance(value, tuple) else (value,):
             if value is not None and (isinstance(each, bool) or not isinstance(each, int) or each < least):
                 raise _no_count(type(layer).__name__, name, value, f"at least {least}")
         if isinstance(value, tuple) and len(value) != 2:
             raise UsageError(f"{type(layer).__name__} takes one {name} or a pair, got {value!r}")
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def whole_number(owner: str, name: str, value: Any, least: int = 1, below: float = math.inf) -> int:

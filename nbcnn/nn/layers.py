@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
@@ -41,6 +41,7 @@ class Conv2d(Layer):
 
     out_channels: int
     kernel_size: int | tuple[int, int] = 3
+    _: KW_ONLY
     stride: int | tuple[int, int] = 1
     padding: int | tuple[int, ...] = 0
     bias: bool = True
@@ -48,6 +49,10 @@ class Conv2d(Layer):
     groups: int = later(1)
     in_channels: int | None = unsized()
     kind: ClassVar[str] = "conv"
+    orders: ClassVar[tuple[str, ...]] = (
+        "in_channels out_channels kernel_size stride padding dilation groups bias",
+        "out_channels kernel_size stride padding bias",
+    )
     size_of_input: ClassVar[str] = "in_channels"
 
     def __post_init__(self) -> None:
@@ -120,6 +125,7 @@ class ConvTranspose2d(Layer):
 
     out_channels: int
     kernel_size: int | tuple[int, int] = 3
+    _: KW_ONLY
     stride: int | tuple[int, int] = 1
     padding: int | tuple[int, ...] = 0
     output_padding: int | tuple[int, int] = 0
@@ -128,6 +134,10 @@ class ConvTranspose2d(Layer):
     groups: int = later(1)
     in_channels: int | None = unsized()
     kind: ClassVar[str] = "convt"
+    orders: ClassVar[tuple[str, ...]] = (
+        "in_channels out_channels kernel_size stride padding output_padding groups bias dilation",
+        "out_channels kernel_size stride padding output_padding bias",
+    )
     size_of_input: ClassVar[str] = "in_channels"
 
     def __post_init__(self) -> None:
@@ -227,9 +237,11 @@ class Linear(Layer):
     """
 
     out_features: int
+    _: KW_ONLY
     bias: bool = True
     in_features: int | None = unsized()
     kind: ClassVar[str] = "linear"
+    orders: ClassVar[tuple[str, ...]] = ("in_features out_features bias", "out_features bias")
     size_of_input: ClassVar[str] = "in_features"
 
     def __post_init__(self) -> None:

@@ -261,8 +261,8 @@ class ForecastMSE(_Forecast):
 class RMSLE(_Forecast):
     """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/rmsle.py); no gradient where unit·y ≤ 0.
 
-    Shapes: y (N, 1), in multiples of `unit`, and targets (N,), in readings; both float32 → a float64 scalar. Raises ShapeError for other
-    predictions, when the network is built.
+    Shapes: y (N, 1), in multiples of `unit`, and targets (N,), in readings; both float32 → a float64 scalar. Raises UsageError unless
+    `unit` is positive and finite, and ShapeError for other predictions, when the network is built.
 
     `of_batch`: the loss is no mean over examples, so the losses of parts of a batch do not add up to it.
 
@@ -276,6 +276,10 @@ class RMSLE(_Forecast):
     unit: float = 1.0
     of_batch: ClassVar[bool] = True
     kind: ClassVar[str] = "rmsle"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.unit < math.inf:
+            raise UsageError(f"RMSLE needs a positive, finite unit, got {self.unit}")
 
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         target = self._target(y, target, scope)

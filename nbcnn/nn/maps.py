@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
@@ -33,13 +33,14 @@ class LinearMap(NoParams):
 
     Example, every second column, from the last one on:
         >>> import numpy as np, nbcnn
-        >>> model = nbcnn.Model([nbcnn.LinearMap(3, 4, ((3,), (1,)))], mode="cpu").build((1, 1, 4))
+        >>> model = nbcnn.Model([nbcnn.LinearMap(3, 4, indices=((3,), (1,)))], mode="cpu").build((1, 1, 4))
         >>> model.predict(np.array([[[[0, 51, 102, 255]]]], np.uint8)).round(3)
         array([[[[1. , 0.2]]]], dtype=float32)
     """
 
     axis: int
     extent: int
+    _: KW_ONLY
     indices: Rows
     weights: Rows | None = None
     kind: ClassVar[str] = "map"

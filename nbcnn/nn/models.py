@@ -19,7 +19,7 @@ from nbcnn.nn.whitening import Root, WhitenPatches
 from nbcnn.plan.graph import named
 
 
-def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any]:
+def autoencoder(channels: int = 3, *, wide: int = 256, code: int = 128) -> list[Any]:
     """The convolutional autoencoder: channels→wide→code | code→wide→channels, 3×3 convolutions, 2×2 pooling/upsampling.
 
     Shapes: (N, channels, H, W) → (N, channels, H, W), float32; the code is (N, code, H/4, W/4), so H and W are multiples of 4. `wide` and `code`
@@ -49,7 +49,7 @@ def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any
     ]
 
 
-def mnist_cnn(classes: int = 10, norm: str = "s0") -> list[Any]:
+def mnist_cnn(classes: int = 10, *, norm: str = "s0") -> list[Any]:
     """A small classifier: two 3×3 convolutions (32 and 64 filters), each normalised by EvoNorm and pooled 2×2, then 128 units.
 
     Shapes: (N, C, H, W) → logits (N, classes), float32. `norm`: "s0" (groups of two channels) or "b0". With the defaults, on images 1×28×28, 421,930
@@ -81,6 +81,7 @@ def mnist_cnn(classes: int = 10, norm: str = "s0") -> list[Any]:
 
 def s4convd(
     channels: int = 4,
+    *,
     wide: int = 128,
     blocks: int = 4,
     taps: int = 48,
@@ -104,12 +105,12 @@ def s4convd(
     """
     if loss not in LOSSES:
         raise ValueError(f"no loss {loss!r}; one of {', '.join(LOSSES)}")
-    block = (StateSpaceConv1d(taps, states, kernel_init), GELU(), PointwiseConv1d(2 * wide), GLU())
+    block = (StateSpaceConv1d(taps, states=states, init=kernel_init), GELU(), PointwiseConv1d(2 * wide), GLU())
     ends = [LastStep(), Linear(1), RMSLE(unit) if loss == "rmsle" else ForecastMSE()]
     return [PointwiseConv1d(wide, in_channels=channels), *(Residual(*block) for _ in range(blocks)), *ends]
 
 
-def patches(height: int = 32, width: int = 32, atoms: int = 1792, size: int = 6, cells: int = 3) -> list[Any]:
+def patches(height: int = 32, width: int = 32, *, atoms: int = 1792, size: int = 6, cells: int = 3) -> list[Any]:
     """An encoder of one dictionary: whitened patches, their products with `atoms` atoms above a threshold, means over cells × cells parts of it.
 
     Shapes: (N, C, height, width) → (N, atoms, cells, cells), float32; patches have size × size pixels. It has no loss: `fit_encoder` of
@@ -133,7 +134,7 @@ def _parts(extent: int, cells: int) -> AvgPool2d:
     return AvgPool2d(extent - (cells - 1) * stride, stride)
 
 
-def patches2(height: int = 32, width: int = 32, atoms: tuple[int, int] = (1024, 1792), projected: int = 96) -> list[Any]:
+def patches2(height: int = 32, width: int = 32, *, atoms: tuple[int, int] = (1024, 1792), projected: int = 96) -> list[Any]:
     """An encoder of two dictionaries: the first one's products, as a fine grid of means, are the image that the second one has patches of.
 
     Shapes: (N, C, height, width) → (N, atoms[1], 3, 3), float32, of images of 32×32. `projected` is the number of principal components of the first
@@ -155,10 +156,10 @@ def patches2(height: int = 32, width: int = 32, atoms: tuple[int, int] = (1024, 
 
 def _normalised(x: Value, filters: int, size: int = 3, stride: int = 1, groups: int = 1) -> Value:
     """A convolution that keeps height and width where its stride is 1, and a BatchNorm2d, whose bias stands in for the convolution's."""
-    return BatchNorm2d()(Conv2d(filters, size, stride, padding=size // 2, bias=False, groups=groups)(x))
+    return BatchNorm2d()(Conv2d(filters, size, stride=stride, padding=size // 2, bias=False, groups=groups)(x))
 
 
-def resnet18(channels: int = 3, height: int = 32, width: int = 32, classes: int = 10, filters: int = 64) -> Graph:
+def resnet18(channels: int = 3, height: int = 32, width: int = 32, *, classes: int = 10, filters: int = 64) -> Graph:
     """ResNet-18 for small images: a first convolution of 3×3 and stride 1 without pooling, then four stages of two residual blocks.
 
     Shapes: (N, channels, height, width) → logits (N, classes), float32; the stages have filters, 2·, 4· and 8·filters channels, the last three halve
@@ -192,7 +193,7 @@ MOBILE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),
 """Channels behind each block of `mobilenet`, and the stride of its depthwise convolution (table 1 of the paper)."""
 
 
-def mobilenet(channels: int = 3, height: int = 32, width: int = 32, classes: int = 10, multiplier: float = 1.0) -> Graph:
+def mobilenet(channels: int = 3, height: int = 32, width: int = 32, *, classes: int = 10, multiplier: float = 1.0) -> Graph:
     """MobileNet for small images: a convolution of 3×3 and stride 1, then thirteen blocks of a depthwise and a pointwise convolution.
 
     Shapes: (N, channels, height, width) → logits (N, classes), float32. A block is relu6(bn(pointwise(relu6(bn(depthwise 3×3(x)))))); four of them
@@ -221,7 +222,7 @@ def mobilenet(channels: int = 3, height: int = 32, width: int = 32, classes: int
     return Graph.of(x, Linear(classes)(GlobalAvgPool2d()(y)), SoftmaxCrossEntropy())
 
 
-def unet(channels: int = 3, height: int = 32, width: int = 32, classes: int | None = None, filters: int = 64, depth: int = 4) -> Graph:
+def unet(channels: int = 3, height: int = 32, width: int = 32, *, classes: int | None = None, filters: int = 64, depth: int = 4) -> Graph:
     """U-Net: of every pixel its class, or of a noisy image the clean one.
 
     Shapes: (N, channels, height, width), multiples of 2^depth → with `classes` logits of every pixel (N, classes, height, width), loss cross-entropy;

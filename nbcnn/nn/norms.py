@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -37,6 +37,7 @@ RUNNING = {"running_mean": 0.0, "running_var": 1.0}
 class _EvoNorm(Layer, ABC):
     channels: int | None = unsized()
     kind: ClassVar[str] = "evonorm"
+    orders: ClassVar[tuple[str, ...]] = ("channels",)
     size_of_input: ClassVar[str] = "channels"
 
     def params(self) -> dict[str, Param]:
@@ -79,6 +80,7 @@ class EvoNormS0(_EvoNorm):
         (5, 4, 8, 8)
     """
 
+    _: KW_ONLY
     groups: int = 32
     eps: float = 1e-5
 
@@ -121,6 +123,7 @@ class EvoNormB0(_EvoNorm):
         (5, 4, 8, 8)
     """
 
+    _: KW_ONLY
     eps: float = 1e-3
     momentum: float = 0.1
 
@@ -220,10 +223,12 @@ class BatchNorm2d(_Norm):
         (5, 8, 8, 8)
     """
 
+    _: KW_ONLY
     eps: float = 1e-5
     momentum: float = 0.1
     channels: int | None = unsized()
     kind: ClassVar[str] = "batchnorm"
+    orders: ClassVar[tuple[str, ...]] = ("channels eps momentum",)
 
     def __post_init__(self) -> None:
         counts(self, "channels")
@@ -341,9 +346,11 @@ class GroupNorm(_GroupNorm):
     """
 
     num_groups: int
+    _: KW_ONLY
     eps: float = 1e-5
     channels: int | None = unsized()
     kind: ClassVar[str] = "groupnorm"
+    orders: ClassVar[tuple[str, ...]] = ("num_groups channels eps",)
 
     def __post_init__(self) -> None:
         counts(self, "num_groups", "channels")
@@ -370,10 +377,12 @@ class InstanceNorm2d(_GroupNorm):
         (5, 4, 8, 8)
     """
 
+    _: KW_ONLY
     eps: float = 1e-5
     affine: bool = False
     channels: int | None = unsized()
     kind: ClassVar[str] = "instancenorm"
+    orders: ClassVar[tuple[str, ...]] = ("channels eps",)
 
     def __post_init__(self) -> None:
         counts(self, "channels")
@@ -399,9 +408,11 @@ class LayerNorm(NoParams):
         array([[-1.,  1.]], dtype=float32)
     """
 
+    _: KW_ONLY
     eps: float = 1e-5
     normalized_shape: tuple[int, ...] | None = unsized()
     kind: ClassVar[str] = "layernorm"
+    orders: ClassVar[tuple[str, ...]] = ("normalized_shape eps",)
 
     def __post_init__(self) -> None:
         _positive_eps(self)

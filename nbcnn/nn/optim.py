@@ -13,6 +13,7 @@ import numpy as np
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
+from nbcnn.nn.arguments import Arguments
 from nbcnn.plan.graph import Buf, Tape
 
 SCHEDULES = ("cosine", "constant")
@@ -30,7 +31,7 @@ def check_number(owner: str, name: str, value: Any, least: float = 0.0, below: f
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Arguments):
     """The learning rate over a run: `lr` after a ramp over the first `warmup` epochs.
 
     lr      of the first training step after the ramp.
@@ -231,7 +232,7 @@ def matching(pattern: str, known: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Optimizer:
+class _Optimizer(Arguments):
     """What all optimizers share: the learning rate, gradient clipping and L2 weight decay, off at 0. These apply in this order
     (`nbcnn.ops.update.sgd`):
 
@@ -310,6 +311,7 @@ class SGD(_Optimizer):
     momentum: float = field(default=0.9, kw_only=True)
     nesterov: bool = field(default=False, kw_only=True)
     op: ClassVar[str] = "sgd"
+    orders: ClassVar[tuple[str, ...]] = ("lr momentum",)
     moments: ClassVar[tuple[str, ...]] = ("m",)
     own_lr: ClassVar[float] = 0.1
 
@@ -345,6 +347,7 @@ class Adam(_Optimizer):
     beta2: float = field(default=0.999, kw_only=True)
     eps: float = field(default=1e-8, kw_only=True)
     op: ClassVar[str] = "adam"
+    orders: ClassVar[tuple[str, ...]] = ("lr beta1 beta2 eps weight_decay",)
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
     own_lr: ClassVar[float] = 0.001
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
@@ -17,7 +17,7 @@ class _Pool(NoParams):
 
     kernel_size: int | tuple[int, int] = 2
     stride: int | tuple[int, int] | None = None
-    padding: int | tuple[int, int] = later(0, kw_only=False)
+    padding: int | tuple[int, int] = later(0)
     ceil_mode: bool = later(False)
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class MaxPool2d(_Pool):
         >>> import numpy as np, nbcnn
         >>> nbcnn.Model([nbcnn.MaxPool2d(2)], mode="cpu").build((1, 2, 2)).predict(np.array([[[[0, 0], [255, 0]]]], np.uint8))
         array([[[[1.]]]], dtype=float32)
-        >>> nbcnn.Model([nbcnn.MaxPool2d(3, 2, 1)], mode="cpu").build((1, 6, 7)).net.output_shape
+        >>> nbcnn.Model([nbcnn.MaxPool2d(3, 2, padding=1)], mode="cpu").build((1, 6, 7)).net.output_shape
         (1, 3, 4)
     """
 
@@ -179,6 +179,7 @@ class Resize(NoParams):
     """
 
     scale_factor: int | tuple[int, int] = 2
+    _: KW_ONLY
     mode: str = "nearest"
     kind: ClassVar[str] = "resize"
 

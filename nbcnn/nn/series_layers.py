@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,6 +53,7 @@ class Conv1d(Layer):
 
     out_channels: int
     kernel_size: int = 3
+    _: KW_ONLY
     stride: int = 1
     padding: int | tuple[int, int] = 0
     bias: bool = True
@@ -60,6 +61,10 @@ class Conv1d(Layer):
     groups: int = 1
     in_channels: int | None = unsized()
     kind: ClassVar[str] = "conv1d"
+    orders: ClassVar[tuple[str, ...]] = (
+        "in_channels out_channels kernel_size stride padding dilation groups bias",
+        "out_channels kernel_size stride padding bias dilation groups",
+    )
     size_of_input: ClassVar[str] = "in_channels"
 
     def __post_init__(self) -> None:
@@ -126,6 +131,7 @@ class DepthwiseConv1d(Layer):
     """
 
     kernel_size: int
+    _: KW_ONLY
     padding: str = "causal"
     skip: bool = False
     channels: int | None = unsized()
@@ -187,9 +193,11 @@ class PointwiseConv1d(Layer):
     """
 
     out_channels: int
+    _: KW_ONLY
     bias: bool = True
     in_channels: int | None = unsized()
     kind: ClassVar[str] = "pointwise"
+    orders: ClassVar[tuple[str, ...]] = ("in_channels out_channels", "out_channels bias")
     size_of_input: ClassVar[str] = "in_channels"
 
     def __post_init__(self) -> None:
@@ -254,6 +262,7 @@ class StateSpaceConv1d(Layer):
     """
 
     kernel_size: int
+    _: KW_ONLY
     states: int = 32
     init: str = "s4d-lin"
     channels: int | None = unsized()

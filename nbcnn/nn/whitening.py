@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,6 +70,7 @@ class Whiten(Layer):
     """
 
     size: int = 5
+    _: KW_ONLY
     eps: float = 0.01
     contrast: float = 1e-3
     image: tuple[int, ...] | None = unsized()
@@ -133,6 +134,7 @@ class WhitenPatches(Layer):
     """
 
     size: int = 6
+    _: KW_ONLY
     norm: float = 10 / 255**2
     eps: float = 0.1
     channels: int | None = unsized()

@@ -50,7 +50,7 @@ def batch_norm(node: Node) -> Sequence[Val | None]:
     if (arrays["running_var"] < 0).any():
         raise Unsupported("a variance below 0")
     # ONNX's momentum is what the statistics keep, PyTorch's and ours what the batch counts.
-    layer = BatchNorm2d(_epsilon(node), round(1 - float(node.attributes.get("momentum", 0.9)), 6))
+    layer = BatchNorm2d(eps=_epsilon(node), momentum=round(1 - float(node.attributes.get("momentum", 0.9)), 6))
     return Val(node.sheet.call(layer, images, arrays, node.names[1:5]), x.dims), *[None] * (node.outputs - 1)
 
 
@@ -59,7 +59,7 @@ def instance_norm(node: Node) -> Val:
     x = node.value()
     images, channels = _images(node, x)
     arrays = dict(zip(("weight", "bias"), _of_channels(node, channels, 1, 2), strict=True))
-    return Val(node.sheet.call(InstanceNorm2d(_epsilon(node), True), images, arrays, node.names[1:3]), x.dims)
+    return Val(node.sheet.call(InstanceNorm2d(eps=_epsilon(node), affine=True), images, arrays, node.names[1:3]), x.dims)
 
 
 @op("GroupNormalization", "GroupNorm")
@@ -71,7 +71,7 @@ def group_norm(node: Node) -> Val:
     # Up to opset 20 a group has a weight and a bias, from 21 on a channel.
     each = _of_channels(node, groups if node.opset < 21 else channels, 1, 2)
     arrays = {name: np.repeat(array, channels // len(array)) for name, array in zip(("weight", "bias"), each, strict=True)}
-    return Val(node.sheet.call(GroupNorm(groups, _epsilon(node)), images, arrays, node.names[1:3]), x.dims)
+    return Val(node.sheet.call(GroupNorm(groups, eps=_epsilon(node)), images, arrays, node.names[1:3]), x.dims)
 
 
 @op("LayerNormalization", "LayerNorm, or InstanceNorm2d and a depthwise Conv2d; LinearMap and Power for its other outputs")
@@ -89,10 +89,10 @@ def layer_norm(node: Node) -> Sequence[Val | None]:
     if axis == 0 and weight is not None and weight.shape == whole and (bias is None or bias.shape == whole):
         shape = x.value.shape
         arrays = {"weight": weight.reshape(shape), "bias": (np.zeros(whole) if bias is None else bias).reshape(shape)}
-        y = Val(sheet.call(LayerNorm(eps), x.value, arrays, [name for name in node.names[1:3] if name]), x.dims)
+        y = Val(sheet.call(LayerNorm(eps=eps), x.value, arrays, [name for name in node.names[1:3] if name]), x.dims)
     else:
         outer = numel(x.dims[:axis])
-        y = Val(sheet.call(InstanceNorm2d(eps), sheet.shaped(x, (outer, 1, size))), x.dims)
+        y = Val(sheet.call(InstanceNorm2d(eps=eps), sheet.shaped(x, (outer, 1, size))), x.dims)
         y = sheet.affine(y, weight, bias, [name for name in node.names[1:3] if name])
     return [y, mean, rstd][: node.outputs]
 

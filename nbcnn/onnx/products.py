@@ -44,7 +44,7 @@ def _rows_times(node: Node, x: Val, b: np.ndarray, bias: np.ndarray | None) -> V
     names = [name for name in node.names[1:3] if name][: len(arrays)]
     dims = limited((*x.dims[:-1], n))
     if numel(x.dims[:-1]) == 1:
-        return Val(node.sheet.call(Linear(n, bias is not None), node.sheet.shaped(x, (k,)), arrays, names), dims)
+        return Val(node.sheet.call(Linear(n, bias=bias is not None), node.sheet.shaped(x, (k,)), arrays, names), dims)
     arrays["weight"] = arrays["weight"].reshape(n, k, 1, 1)
     y = node.sheet.call(Conv2d(n, 1, bias=bias is not None), _columns(node, x), arrays, names)
     return node.sheet.permuted(Val(y, (n, numel(dims[:-1]))), (1, 0)).seen(dims)

@@ -120,7 +120,7 @@ class Sheet:
         indices = tuple(tuple(at for at, _ in row) for row in rows)
         weights = tuple(tuple(weight for _, weight in row) for row in rows)
         plain = all(weight == 1.0 for row in weights for weight in row)
-        layer = LinearMap(number, x.dims[axis], indices, None if plain else weights)
+        layer = LinearMap(number, x.dims[axis], indices=indices, weights=None if plain else weights)
         return Val(self.call(layer, self.shaped(x, shape)), dims)
 
     def expanded(self, x: Val, dims: Dims) -> Val:

@@ -110,9 +110,9 @@ def conv(node: Node) -> Val:
     made = Conv2d(
         weight.shape[0],
         window,
-        _two(geometry.strides, 1),
-        sides,
-        bias is not None,
+        stride=_two(geometry.strides, 1),
+        padding=sides,
+        bias=bias is not None,
         dilation=_two(geometry.dilations, 1),
         groups=groups,
     )
@@ -151,10 +151,10 @@ def conv_transpose(node: Node) -> Val:
     made = ConvTranspose2d(
         weight.shape[1] * groups,
         window,
-        strides,
-        (top, bottom, left, right) if plain else 0,
-        (down, across) if plain else 0,
-        bias is not None and plain,
+        stride=strides,
+        padding=(top, bottom, left, right) if plain else 0,
+        output_padding=(down, across) if plain else 0,
+        bias=bias is not None and plain,
         dilation=_two(geometry.dilations, 1),
         groups=groups,
     )

@@ -36,7 +36,7 @@ def conv2d(c: Call, input: Any, weight: Any, bias: Any = None, stride: Any = 1, 
     else:
         sides = 0 if padding == "valid" else two(padding)
     window, sizes = (r, s) if r != s else r, {"dilation": (down, across), "groups": groups, "in_channels": channels * groups}
-    made = Conv2d(k, window, two(stride), sides, bias is not None, **sizes)
+    made = Conv2d(k, window, stride=two(stride), padding=sides, bias=bias is not None, **sizes)
     return c.make_of(made, input, weight=held, bias=bias)
 
 
@@ -48,7 +48,9 @@ def conv_transpose2d(
         raise Refused(f"a transposed convolution whose weight has {held.tensor.ndim} axes")
     channels, k, r, s = held.tensor.shape
     window, sizes = (r, s) if r != s else r, {"dilation": two(dilation), "groups": groups, "in_channels": channels}
-    made = ConvTranspose2d(k * groups, window, two(stride), two(padding), two(output_padding), bias is not None, **sizes)
+    made = ConvTranspose2d(
+        k * groups, window, stride=two(stride), padding=two(padding), output_padding=two(output_padding), bias=bias is not None, **sizes
+    )
     return c.make_of(made, input, weight=held, bias=bias)
 
 
@@ -57,7 +59,7 @@ def linear(c: Call, input: Any, weight: Any, bias: Any = None) -> Value:
     if len(values_of(input).shape) != 1:
         raise Refused(f"along the last axis of {input.shape}; Linear takes vectors")
     k, features = held.tensor.shape
-    return c.make_of(Linear(k, bias is not None, in_features=features), input, weight=held, bias=bias)
+    return c.make_of(Linear(k, bias=bias is not None, in_features=features), input, weight=held, bias=bias)
 
 
 def batch_norm(
@@ -79,7 +81,7 @@ def batch_norm(
     home = mean.name.rpartition(".")[0]
     scale = weight or Held(f"{home}.weight", torch.ones(channels))
     offset = bias or Held(f"{home}.bias", torch.zeros(channels))
-    made = BatchNorm2d(float(eps), float(momentum), channels=channels)
+    made = BatchNorm2d(eps=float(eps), momentum=float(momentum), channels=channels)
     return c.make_of(made, input, weight=scale, bias=offset, running_mean=mean, running_var=var)
 
 
@@ -96,7 +98,7 @@ def _batch_norm(c: Call, input: Any, *given: Any, **more: Any) -> Value:
 
 def group_norm(c: Call, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: Any = None) -> Value:
     scale, offset = _affine(c, input, weight, bias, values_of(input).shape[:1])
-    return c.make_of(GroupNorm(int(num_groups), float(eps), channels=input.shape[0]), input, weight=scale, bias=offset)
+    return c.make_of(GroupNorm(int(num_groups), eps=float(eps), channels=input.shape[0]), input, weight=scale, bias=offset)
 
 
 def layer_norm(c: Call, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: Any = None) -> Value:
@@ -104,7 +106,7 @@ def layer_norm(c: Call, input: Any, normalized_shape: Any, weight: Any = None, b
     if shape != values_of(input).shape:
         raise Refused(f"over {shape} of {input.shape}; LayerNorm is over the whole example")
     scale, offset = _affine(c, input, weight, bias, shape)
-    return c.make_of(LayerNorm(float(eps), normalized_shape=shape), input, weight=scale, bias=offset)
+    return c.make_of(LayerNorm(eps=float(eps), normalized_shape=shape), input, weight=scale, bias=offset)
 
 
 def _affine(c: Call, input: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> tuple[Held, Held]:
@@ -127,7 +129,7 @@ def instance_norm(
     channels, *_ = image_of(input)
     if running_mean is not None or running_var is not None:
         raise Refused("track_running_stats=True")
-    layer = InstanceNorm2d(float(rest[1] if len(rest) > 1 else eps), weight is not None, channels=channels)
+    layer = InstanceNorm2d(eps=float(rest[1] if len(rest) > 1 else eps), affine=weight is not None, channels=channels)
     if weight is None:
         return c.make(layer, input)
     return c.make_of(layer, input, weight=weight, bias=bias or Held(f"{weight.name.rpartition('.')[0]}.bias", torch.zeros(channels)))
@@ -186,7 +188,7 @@ def dropout(c: Call, input: Any, p: float = 0.5, training: Any = True, inplace: 
 def _pool(kind: Any) -> Callable[..., Value]:
     def made(c: Call, input: Any, kernel_size: Any, stride: Any, padding: Any, **more: Any) -> Value:
         size = two(kernel_size)
-        return c.make(kind(size, two(stride) if stride not in (None, [], ()) else None, two(padding), **more), input)
+        return c.make(kind(size, two(stride) if stride not in (None, [], ()) else None, padding=two(padding), **more), input)
 
     return made
 
@@ -297,7 +299,7 @@ def interpolate(
         return c.make(Upsample2d(factors[0]) if factors[0] == factors[1] else Resize(factors), input)
     if mode != "bilinear":
         raise Refused(f"mode {mode!r}")
-    return c.make(Resize(factors[0] if factors[0] == factors[1] else factors, "bilinear"), input)
+    return c.make(Resize(factors[0] if factors[0] == factors[1] else factors, mode="bilinear"), input)
 
 
 def _upsample(mode: str) -> Callable[..., Value]:

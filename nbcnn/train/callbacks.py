@@ -47,7 +47,7 @@ class Progress(Callback):
         'epoch 1/2'
     """
 
-    def __init__(self, stream: TextIO | None = None, every_reading: bool = False, noun: str = "images", every_time: bool = False) -> None:
+    def __init__(self, stream: TextIO | None = None, *, every_reading: bool = False, noun: str = "images", every_time: bool = False) -> None:
         self.stream, self.noun = stream or sys.stderr, noun
         self.every_reading, self.every_time = every_reading, every_time
         self._time: dict[str, Any] | None = None

@@ -68,8 +68,8 @@ def test_predictions_are_in_colours(features_run, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["patches", "patches2"])
 def test_a_dictionary_is_fitted_and_extracts(name, tmp_path, monkeypatch, capsys):
     small = {
-        "patches": lambda c, h, w, classes=10: models.patches(h, w, 12),
-        "patches2": lambda c, h, w, classes=10: models.patches2(h, w, (6, 8), 4),
+        "patches": lambda c, h, w, classes=10: models.patches(h, w, atoms=12),
+        "patches2": lambda c, h, w, classes=10: models.patches2(h, w, atoms=(6, 8), projected=4),
     }
     monkeypatch.setitem(models.MODELS, name, small[name])
     run, out = tmp_path / "run", tmp_path / "f"

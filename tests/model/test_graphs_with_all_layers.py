@@ -88,9 +88,9 @@ def test_gradients_of_a_shared_norm_are_those_of_finite_differences():
 
 
 IMAGES_TO_IMAGES = [
-    nbcnn.BatchNorm2d(), nbcnn.GroupNorm(2), nbcnn.InstanceNorm2d(affine=True), nbcnn.LayerNorm(), nbcnn.EvoNormS0(2), nbcnn.EvoNormB0(),
+    nbcnn.BatchNorm2d(), nbcnn.GroupNorm(2), nbcnn.InstanceNorm2d(affine=True), nbcnn.LayerNorm(), nbcnn.EvoNormS0(groups=2), nbcnn.EvoNormB0(),
     nbcnn.Tanh(), nbcnn.ELU(0.5), nbcnn.ReLU6(), nbcnn.HardSwish(), nbcnn.PReLU(8), nbcnn.Softmax(), nbcnn.Dropout(0.25), nbcnn.Root(),
-    nbcnn.Noise(0.1), nbcnn.MaskSquares(0.25, 2), nbcnn.KSparse(4), nbcnn.MaxPool2d(3, 1, 1), nbcnn.AvgPool2d((1, 3), 1, (0, 1)),
+    nbcnn.Noise(0.1), nbcnn.MaskSquares(0.25, 2), nbcnn.KSparse(4), nbcnn.MaxPool2d(3, 1, padding=1), nbcnn.AvgPool2d((1, 3), 1, padding=(0, 1)),
     nbcnn.Conv2d(8, 3, padding=2, dilation=2, groups=2), nbcnn.ConvTranspose2d(8, 3, padding=1),
     nbcnn.Residual(nbcnn.Conv2d(8, 1), nbcnn.BatchNorm2d()),
 ]  # fmt: skip

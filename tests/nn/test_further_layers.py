@@ -22,9 +22,9 @@ LAYERS = {
     "gelu tanh": [nbcnn.GELU(approximate="tanh")],
     "prelu": [nbcnn.PReLU()],
     "prelu of channels": [nbcnn.PReLU(4, init=0.1)],
-    "padded maxima": [nbcnn.MaxPool2d(3, 2, 1)],
+    "padded maxima": [nbcnn.MaxPool2d(3, 2, padding=1)],
     "maxima over the edge": [nbcnn.MaxPool2d((2, 3), ceil_mode=True)],
-    "padded means": [nbcnn.AvgPool2d((3, 2), (2, 1), (1, 0), count_include_pad=False)],
+    "padded means": [nbcnn.AvgPool2d((3, 2), (2, 1), padding=(1, 0), count_include_pad=False)],
     "global means": [nbcnn.GlobalAvgPool2d()],
     "bilinear": [nbcnn.Resize(mode="bilinear")],
     "repeated": [nbcnn.Resize((1, 3))],
@@ -38,9 +38,14 @@ LAYERS = {
         nbcnn.Threshold(0.4, 0.1),
     ],
     "log of softmax": [nbcnn.LogSoftmax()],
-    "maps": [nbcnn.LinearMap(2, 6, ((0, 5), (), (3, 3, 1)), ((0.5, -2.0), (), (1.0, 1.0, 0.25))), nbcnn.LinearMap(1, 4, ((2,), (0,)))],
+    "maps": [
+        nbcnn.LinearMap(2, 6, indices=((0, 5), (), (3, 3, 1)), weights=((0.5, -2.0), (), (1.0, 1.0, 0.25))),
+        nbcnn.LinearMap(1, 4, indices=((2,), (0,))),
+    ],
     "permuted": [nbcnn.Permute((2, 0, 1)), nbcnn.Permute((3, 0, 2, 1), (5, 2, 2, 6)), nbcnn.Reshape((4, 5, 6))],
-    "transposed in general": [nbcnn.ConvTranspose2d(4, (2, 3), (2, 1), (1, 0, 0, 2), (1, 0), dilation=(1, 2), groups=2)],
+    "transposed in general": [
+        nbcnn.ConvTranspose2d(4, (2, 3), stride=(2, 1), padding=(1, 0, 0, 2), output_padding=(1, 0), dilation=(1, 2), groups=2)
+    ],
 }
 
 

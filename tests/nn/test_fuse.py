@@ -124,7 +124,7 @@ def residual():
 
 
 @pytest.mark.parametrize(
-    "layers", [sized(autoencoder(3, 8, 4), (3, 8, 8)), deep(), residual(), dense()], ids=["autoencoder", "deep", "residual", "dense"]
+    "layers", [sized(autoencoder(3, wide=8, code=4), (3, 8, 8)), deep(), residual(), dense()], ids=["autoencoder", "deep", "residual", "dense"]
 )
 def test_fused_and_plain_nets_have_the_same_gradients(fusing_cpu, layers):
     rng = np.random.default_rng(1)
@@ -142,7 +142,7 @@ def test_fused_and_plain_nets_have_the_same_gradients(fusing_cpu, layers):
 
 def test_fused_and_plain_nets_predict_the_same(fusing_cpu):
     images = np.random.default_rng(2).integers(0, 256, (3, 3, 8, 8)).astype(np.uint8)
-    plain, fused = (Net(autoencoder(3, 8, 4), (3, 8, 8), mode="cpu", fusing=fusing).predict(images) for fusing in (False, True))
+    plain, fused = (Net(autoencoder(3, wide=8, code=4), (3, 8, 8), mode="cpu", fusing=fusing).predict(images) for fusing in (False, True))
     np.testing.assert_allclose(fused, plain, rtol=1e-5, atol=1e-6)
 
 

@@ -26,11 +26,11 @@ def test_a_linear_map_is_a_product_with_its_matrix(axis):
     for row, (at, factor) in enumerate(zip(indices, weights, strict=True)):
         np.add.at(matrix[row], list(at), factor)
     wanted = np.moveaxis(np.tensordot(matrix, X.astype(np.float64), (1, axis)), 0, axis)
-    np.testing.assert_allclose(made(nbcnn.LinearMap(axis, X.shape[axis], indices, weights)), wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(made(nbcnn.LinearMap(axis, X.shape[axis], indices=indices, weights=weights)), wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_a_linear_map_without_weights_takes_elements():
-    np.testing.assert_array_equal(made(nbcnn.LinearMap(3, 5, ((4,), (4,), (0,)))), X[..., [4, 4, 0]])
+    np.testing.assert_array_equal(made(nbcnn.LinearMap(3, 5, indices=((4,), (4,), (0,)))), X[..., [4, 4, 0]])
 
 
 def test_permute_is_a_transposition():
@@ -47,10 +47,10 @@ def test_log_softmax_is_finite_where_softmax_is_not():
 
 def test_layers_with_tables_are_described():
     layers = [
-        nbcnn.LinearMap(1, 4, ((0, 1), ()), ((0.5, 1.0), ())),
+        nbcnn.LinearMap(1, 4, indices=((0, 1), ()), weights=((0.5, 1.0), ())),
         nbcnn.Permute((1, 0), (4, 30)),
         nbcnn.Clip(None, 2.0),
-        nbcnn.LinearMap(2, 3, ((1,),)),
+        nbcnn.LinearMap(2, 3, indices=((1,),)),
     ]
     assert description.from_data(json.loads(json.dumps(description.as_data(layers)))) == layers
 
@@ -72,13 +72,13 @@ def test_a_graph_keeps_names_of_its_own():
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (lambda: nbcnn.LinearMap(0, 4, ((0,),)), "axis 1 .channels."),
-        (lambda: nbcnn.LinearMap(1, 4, ((4,),)), "whole numbers of 0 to 3"),
-        (lambda: nbcnn.LinearMap(1, 4, ()), "a list of whole numbers"),
-        (lambda: nbcnn.LinearMap(1, 4, (0, 1)), "a list for each element"),
-        (lambda: nbcnn.LinearMap(1, 4, ((0, 1),), ((1.0,),)), "a finite weight for each"),
-        (lambda: nbcnn.LinearMap(1, 4, ((0,),), ((float("nan"),),)), "a finite weight for each"),
-        (lambda: made(nbcnn.LinearMap(1, 3, ((0,),))), "map1 maps 3 elements of axis 1"),
+        (lambda: nbcnn.LinearMap(0, 4, indices=((0,),)), "axis 1 .channels."),
+        (lambda: nbcnn.LinearMap(1, 4, indices=((4,),)), "whole numbers of 0 to 3"),
+        (lambda: nbcnn.LinearMap(1, 4, indices=()), "a list of whole numbers"),
+        (lambda: nbcnn.LinearMap(1, 4, indices=(0, 1)), "a list for each element"),
+        (lambda: nbcnn.LinearMap(1, 4, indices=((0, 1),), weights=((1.0,),)), "a finite weight for each"),
+        (lambda: nbcnn.LinearMap(1, 4, indices=((0,),), weights=((float("nan"),),)), "a finite weight for each"),
+        (lambda: made(nbcnn.LinearMap(1, 3, indices=((0,),))), "map1 maps 3 elements of axis 1"),
         (lambda: nbcnn.Permute((0, 2)), "each axis of an example once"),
         (lambda: nbcnn.Permute((1, 0), (3,)), "a shape of as many axes"),
         (lambda: made(nbcnn.Permute((1, 0))), "permute1 orders 2 axes"),

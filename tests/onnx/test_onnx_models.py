@@ -42,8 +42,14 @@ def normalised():
 
 C, T = nbcnn.Conv2d, nbcnn.ConvTranspose2d
 MODELS = {
-    "convolutions": chain(C(6, (3, 2), (2, 1), (1, 0, 0, 1)), nbcnn.ReLU(), C(6, 3, padding=2, dilation=2, groups=3), C(5, 1, bias=False)),
-    "transposed": chain(T(4, 3, 2, 1, 1), T(6, (3, 2), (1, 2), (0, 1, 1, 0), dilation=(2, 1), groups=2), T(3, 2, bias=False)),
+    "convolutions": chain(
+        C(6, (3, 2), stride=(2, 1), padding=(1, 0, 0, 1)), nbcnn.ReLU(), C(6, 3, padding=2, dilation=2, groups=3), C(5, 1, bias=False)
+    ),
+    "transposed": chain(
+        T(4, 3, stride=2, padding=1, output_padding=1),
+        T(6, (3, 2), stride=(1, 2), padding=(0, 1, 1, 0), dilation=(2, 1), groups=2),
+        T(3, 2, bias=False),
+    ),
     "classifier": chain(C(6, 3), nbcnn.BatchNorm2d(), nbcnn.ReLU(), nbcnn.MaxPool2d(2), nbcnn.Flatten(), nbcnn.Linear(5), nbcnn.Softmax()),
     "norms": chain(C(6, 1), nbcnn.GroupNorm(3), nbcnn.InstanceNorm2d(), nbcnn.InstanceNorm2d(affine=True), nbcnn.LayerNorm(), nbcnn.BatchNorm2d()),
     "residual": chain(C(6, 1), nbcnn.Residual(nbcnn.BatchNorm2d(), nbcnn.ReLU(), C(6, 3, padding=1)), nbcnn.GlobalAvgPool2d(), nbcnn.Linear(3)),
@@ -53,19 +59,22 @@ MODELS = {
         *(nbcnn.Softplus(), nbcnn.Abs(), nbcnn.Clip(0.1, 0.9), nbcnn.Power(1.5), nbcnn.Threshold(0.25), nbcnn.LogSoftmax(), nbcnn.Root()),
     ),
     "pools": chain(
-        *(nbcnn.MaxPool2d(3, 2, 1), nbcnn.AvgPool2d((2, 3), 1, (1, 1)), nbcnn.AvgPool2d(3, 1, 1, count_include_pad=False)),
+        *(nbcnn.MaxPool2d(3, 2, padding=1), nbcnn.AvgPool2d((2, 3), 1, padding=(1, 1)), nbcnn.AvgPool2d(3, 1, padding=1, count_include_pad=False)),
         *(nbcnn.MaxPool2d((2, 2), ceil_mode=True), nbcnn.AvgPool2d(2, 2, ceil_mode=True)),
     ),
     "sizes": chain(
         nbcnn.Resize(mode="bilinear"), nbcnn.Upsample2d(2), nbcnn.Resize((1, 3)), nbcnn.Pad((1, -2, 0, 3), 0.5), nbcnn.Reshape((3, 31, 100))
     ),
     "maps": chain(
-        *(nbcnn.LinearMap(1, 4, ((0, 3), (1,), ()), ((0.5, 2.0), (1.0,), ())), nbcnn.LinearMap(2, 8, tuple((at,) for at in (7, 0, 3)))),
-        *(nbcnn.LinearMap(3, 6, ((0, 1, 2), (5,))), nbcnn.LinearMap(2, 3, ((0, 1), (2,)))),
+        *(
+            nbcnn.LinearMap(1, 4, indices=((0, 3), (1,), ()), weights=((0.5, 2.0), (1.0,), ())),
+            nbcnn.LinearMap(2, 8, indices=tuple((at,) for at in (7, 0, 3))),
+        ),
+        *(nbcnn.LinearMap(3, 6, indices=((0, 1, 2), (5,))), nbcnn.LinearMap(2, 3, indices=((0, 1), (2,)))),
         *(nbcnn.Permute((2, 0, 1)), nbcnn.Permute((1, 0, 2), (3, 2, 2)), nbcnn.Permute((1, 0), (4, 3)), nbcnn.Linear(2)),
     ),
     "training only": chain(nbcnn.Noise(0.5), C(4, 3), nbcnn.Dropout(0.5), nbcnn.MaskSquares(0.5, 2), nbcnn.ReLU()),
-    "evonorm": chain(C(6, 1), nbcnn.EvoNormS0(3), C(4, 1)),
+    "evonorm": chain(C(6, 1), nbcnn.EvoNormS0(groups=3), C(4, 1)),
     "evonorm of the batch": chain(C(6, 1), nbcnn.EvoNormB0(), C(4, 1)),
     "graph": graph,
     "normalised": normalised,

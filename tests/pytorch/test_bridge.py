@@ -50,8 +50,8 @@ from nbcnn.plan.bounds import parity_bound  # noqa: E402
 IMAGE, VECTOR = (2, 4, 4), (5,)
 LAYERS = [
     (Conv2d(3, 3, padding=1), IMAGE, 18),
-    (Conv2d(4, 3, (2, 1), (1, 0), dilation=1, groups=2), IMAGE, 9),
-    (ConvTranspose2d(2, 3, 2, 1, 1), IMAGE, 18),
+    (Conv2d(4, 3, stride=(2, 1), padding=(1, 0), dilation=1, groups=2), IMAGE, 9),
+    (ConvTranspose2d(2, 3, stride=2, padding=1, output_padding=1), IMAGE, 18),
     (Linear(3), VECTOR, 5),
     (BatchNorm2d(), IMAGE, 48),
     (GroupNorm(2), IMAGE, 16),
@@ -70,7 +70,7 @@ LAYERS = [
     (ReLU(), IMAGE, 1),
     (Softmax(), IMAGE, 2),
     (MaxPool2d(2), IMAGE, 1),
-    (AvgPool2d(3, 2, 1), IMAGE, 9),
+    (AvgPool2d(3, 2, padding=1), IMAGE, 9),
     (GlobalAvgPool2d(), IMAGE, 16),
     (Upsample2d(2), IMAGE, 4),
     (Resize(mode="bilinear"), IMAGE, 16),
@@ -125,7 +125,7 @@ def test_the_dot_product_of_the_float32_backward(layer, shape, terms):
 
 
 TWINS = [
-    (Conv2d(6, 3, 2, 1, in_channels=4), nn.Conv2d(4, 6, 3, 2, 1)),
+    (Conv2d(6, 3, stride=2, padding=1, in_channels=4), nn.Conv2d(4, 6, 3, 2, 1)),
     (BatchNorm2d(channels=4), nn.BatchNorm2d(4)),
     (GroupNorm(2, channels=4), nn.GroupNorm(2, 4)),
     (PReLU(4), nn.PReLU(4)),

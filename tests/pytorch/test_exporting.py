@@ -56,13 +56,13 @@ from nbcnn.torch import Unsupported  # noqa: E402
 IMAGE = (4, 8, 6)
 LISTS = {
     "convolutions": [
-        Conv2d(6, (3, 2), (2, 1), (1, 0)),
+        Conv2d(6, (3, 2), stride=(2, 1), padding=(1, 0)),
         Conv2d(6, 3, padding=(0, 1, 2, 1)),
         Conv2d(6, 3, padding=2, dilation=2, groups=3, bias=False),
     ],
     "transposed": [
-        ConvTranspose2d(6, 3, 2, 1, 1),
-        ConvTranspose2d(4, (3, 2), (2, 1), (0, 1, 1, 0), (1, 0), groups=2),
+        ConvTranspose2d(6, 3, stride=2, padding=1, output_padding=1),
+        ConvTranspose2d(4, (3, 2), stride=(2, 1), padding=(0, 1, 1, 0), output_padding=(1, 0), groups=2),
         ConvTranspose2d(3, 2, dilation=(2, 1), bias=False),
     ],
     "norms": [BatchNorm2d(), GroupNorm(2), InstanceNorm2d(affine=True), InstanceNorm2d(), LayerNorm()],
@@ -81,7 +81,13 @@ LISTS = {
         Softmax(),
         Dropout(0.3),
     ],
-    "pooling": [MaxPool2d(3, 2, 1), AvgPool2d((2, 1), ceil_mode=True, count_include_pad=False), Upsample2d(3), Resize((1, 2)), Resize(2, "bilinear")],
+    "pooling": [
+        MaxPool2d(3, 2, padding=1),
+        AvgPool2d((2, 1), ceil_mode=True, count_include_pad=False),
+        Upsample2d(3),
+        Resize((1, 2)),
+        Resize(2, mode="bilinear"),
+    ],
     "rest": [Noise(0.1), Pad((1, 0, -1, 2), 0.5), Residual(Conv2d(4, 3, padding=1), BatchNorm2d(), ReLU()), Reshape((2, 9, 14)), GlobalAvgPool2d()],
     "vectors": [Flatten(), Linear(7), Linear(3, bias=False)],
 }
@@ -110,7 +116,7 @@ def test_layers_compute_the_same_in_pytorch(name):
 
 @pytest.mark.parametrize("name", ["mnist_cnn", "autoencoder"])
 def test_ready_models_do_too(name):
-    layers = models.mnist_cnn() if name == "mnist_cnn" else models.autoencoder(3, 32, 32)
+    layers = models.mnist_cnn() if name == "mnist_cnn" else models.autoencoder(3, wide=32, code=32)
     model = built([each for each in layers if not hasattr(each, "needs_labels")], (1, 28, 28) if name == "mnist_cnn" else (3, 32, 32))
     x = torch.rand(2, *model.net.input_shape, generator=torch.Generator().manual_seed(5))
     assert_as_exact(model.predict(x.numpy()), nbcnn.torch.to_module(model), (x,))

@@ -51,8 +51,13 @@ CASES = {
         *(nbcnn.InstanceNorm2d(affine=True), nbcnn.PReLU(), nbcnn.GlobalAvgPool2d(), nbcnn.Linear(2), nbcnn.Huber(0.3)),
     ],
     "grouped": lambda: [
-        *(nbcnn.Conv2d(6, (3, 1), stride=(1, 2), padding=(2, 0), dilation=2, groups=3), nbcnn.LeakyReLU(), nbcnn.MaxPool2d(3, 2, 1)),
-        *(nbcnn.AvgPool2d((1, 3), 1, (0, 1), count_include_pad=False), nbcnn.Swish(), nbcnn.HardSwish(), nbcnn.ConvTranspose2d(3, 3, 2, 1, 1)),
+        *(nbcnn.Conv2d(6, (3, 1), stride=(1, 2), padding=(2, 0), dilation=2, groups=3), nbcnn.LeakyReLU(), nbcnn.MaxPool2d(3, 2, padding=1)),
+        *(
+            nbcnn.AvgPool2d((1, 3), 1, padding=(0, 1), count_include_pad=False),
+            nbcnn.Swish(),
+            nbcnn.HardSwish(),
+            nbcnn.ConvTranspose2d(3, 3, stride=2, padding=1, output_padding=1),
+        ),
         *(nbcnn.Resize(mode="bilinear"), nbcnn.Resize((1, 2)), nbcnn.L1()),
     ],
     "residual": lambda: [Residual(nbcnn.Conv2d(3, 3, padding=1), nbcnn.BatchNorm2d()), nbcnn.ReLU6(), nbcnn.Upsample2d(2), nbcnn.BCEWithLogits()],

@@ -26,7 +26,7 @@ from nbcnn.run.rows import choose_mode
 
 SERIES = (3, 12)
 LAYERS = [
-    DepthwiseConv1d(5, "same", skip=True, channels=3),
+    DepthwiseConv1d(5, padding="same", skip=True, channels=3),
     Residual(Swish(), DepthwiseConv1d(16, skip=True, channels=3)),
     DepthwiseConv1d(4, channels=3),
     MSE(),
@@ -101,7 +101,7 @@ def conv1d_of_torch(x, weight, pad):
 @pytest.mark.parametrize("padding", ["causal", "same"])
 def test_the_filters_of_a_torch_layer(padding, taps, convolve, rng):
     x, w, d = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 9), (3, taps), (3,)))
-    y = outputs(DepthwiseConv1d(taps, padding, skip=True, channels=3), x, weight=w, skip=d)
+    y = outputs(DepthwiseConv1d(taps, padding=padding, skip=True, channels=3), x, weight=w, skip=d)
     pad, to_torch, from_torch = conversion(padding)
     with_skip = w.copy()
     with_skip[:, 0 if padding == "causal" else taps // 2] += d
@@ -115,7 +115,7 @@ def test_the_filters_of_a_torch_layer(padding, taps, convolve, rng):
 def test_a_causal_filter_as_one_of_both_sides(rng):
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 9), (3, 4)))
     turned = np.concatenate([w[:, ::-1], np.zeros((3, 3), np.float32)], 1)
-    y = outputs(DepthwiseConv1d(7, "same", channels=3), x, weight=turned)
+    y = outputs(DepthwiseConv1d(7, padding="same", channels=3), x, weight=turned)
     limit = 4 * np.finfo(np.float32).eps * np.abs(w).sum(1).max() * np.abs(x).max()
     np.testing.assert_allclose(y, outputs(DepthwiseConv1d(4, channels=3), x, weight=w), rtol=0, atol=limit)
 
@@ -149,13 +149,13 @@ def test_the_flag_knows_every_variant():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="valid"):
-        DepthwiseConv1d(4, "valid", channels=3)
+        DepthwiseConv1d(4, padding="valid", channels=3)
     with pytest.raises(ShapeError, match="series"):
         Net([DepthwiseConv1d(3, channels=4), MSE()], (3, 12), mode="cpu")
 
 
 def test_flops_count_the_taps_that_meet_the_series():
-    net = Net([DepthwiseConv1d(16, channels=3), DepthwiseConv1d(4, "same", channels=3), MSE()], SERIES, mode="cpu")
+    net = Net([DepthwiseConv1d(16, channels=3), DepthwiseConv1d(4, padding="same", channels=3), MSE()], SERIES, mode="cpu")
     steps = [step for step in net.record_gradients(2).steps if step.op.startswith("dwconv1d")]
     assert [conv_shape(step) for step in steps] == [None] * len(steps)
     # Causal: 1 + 2 + … + 12 products a row of 12; same with four taps: offsets −2, −1, 0, 1.

@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_named():
         Net([EvoNormB0(channels=3), MSE()], SHAPE, mode="cpu")
     for wrong in (
         lambda: EvoNormS0(groups=4, channels=6),
-        lambda: EvoNormS0(2, eps=0, channels=4),
+        lambda: EvoNormS0(groups=2, eps=0, channels=4),
         lambda: EvoNormB0(eps=-1, channels=4),
         lambda: EvoNormB0(momentum=2, channels=4),
     ):

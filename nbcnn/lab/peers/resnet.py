@@ -77,7 +77,9 @@ def train(data: Dataset, recipe: Recipe, *, seed: int = 0, form: str = "graph", 
     mean, deviation = whole.mean((0, 2, 3), keepdim=True), whole.std((0, 2, 3), keepdim=True)
     images, tests = (whole - mean) / deviation, (tests.float() / 255 - mean) / deviation
     channels, height, width = shape = data.train_images.shape[1:]
-    net = twin(resnet18(channels, height, width, len(data.classes or ()), filters).sized(shape)).to(where, memory_format=torch.channels_last)
+    net = twin(resnet18(channels, height, width, classes=len(data.classes or ()), filters=filters).sized(shape)).to(
+        where, memory_format=torch.channels_last
+    )
     norms = [weight for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d) for weight in module.parameters()]
     of_norms = {id(weight) for weight in norms}
     rate = torch.zeros((), device=where)  # a tensor, so that a captured step reads the present rate

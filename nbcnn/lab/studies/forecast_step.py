@@ -60,7 +60,7 @@ def data_of(batch: int) -> SeriesDataset:
 def session_for(data: SeriesDataset, batch: int, *, rate: float = RATE, wide: int = WIDE, blocks: int = BLOCKS, **options: Any) -> TrainingSession:
     """A session of S4ConvD, SGD with momentum; `options` of the net: mode, precision, dwconv, fusing, seed."""
     train = data.windows("train")
-    layers = models.s4convd(train.shape[0], wide, blocks, train.length)
+    layers = models.s4convd(train.shape[0], wide=wide, blocks=blocks, taps=train.length)
     net, rates = Net(layers, train.shape, **options), learning_rates("constant", rate, 3)
     return TrainingSession(net, train, optimizer=SGD(), learning_rates=rates, batch=batch)
 
@@ -194,7 +194,7 @@ def _peers(data: SeriesDataset, batch: int, forms: tuple[str, ...], **options: A
     """PyTorch's rows, after its loss on one batch was ours."""
     windows = data.windows("train")
     x, target = windows.series(slice(0, batch)), windows.targets[windows.starts[:batch] + windows.length]
-    net = Net(models.s4convd(x.shape[1], WIDE, BLOCKS, x.shape[2]), x.shape[1:], **options)
+    net = Net(models.s4convd(x.shape[1], wide=WIDE, blocks=BLOCKS, taps=x.shape[2]), x.shape[1:], **options)
     weights = net.params.as_dict()
     small = min(batch, 256)
     ours = float(np.square(net.predict(x[:small], small).reshape(-1).astype(np.float64) - target[:small]).mean())

@@ -39,7 +39,9 @@ def train(data: Dataset, recipe: Recipe, choice: Choice, seed: int, filters: int
         raise ValueError(f"{data.name} has no labels")
     began, shape = time.perf_counter(), data.train_images.shape[1:]
     channels, height, width = shape
-    graph = resnet18(channels, height, width, len(data.classes), filters).with_loss(SoftmaxCrossEntropy(label_smoothing=recipe.label_smoothing))
+    graph = resnet18(channels, height, width, classes=len(data.classes), filters=filters).with_loss(
+        SoftmaxCrossEntropy(label_smoothing=recipe.label_smoothing)
+    )
     net = Net(graph, shape, choice=choice, seed=seed, normalisation=Normalisation.of(data.train_images))
     session = TrainingSession(
         net,

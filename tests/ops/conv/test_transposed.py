@@ -42,8 +42,8 @@ def test_it_is_the_adjoint_of_a_convolution(output_padding):
 
 def test_its_general_form_is_the_adjoint_of_a_general_convolution():
     rng, options = np.random.default_rng(5), {"dilation": (1, 2), "groups": 2, "bias": False}
-    transposed = Net([ConvTranspose2d(4, (3, 2), (2, 1), (1, 0, 0, 1), (1, 0), **options)], (6, 4, 5), mode="cpu")
-    convolution = Net([Conv2d(6, (3, 2), (2, 1), (1, 0, 0, 1), **options)], transposed.output_shape, mode="cpu")
+    transposed = Net([ConvTranspose2d(4, (3, 2), stride=(2, 1), padding=(1, 0, 0, 1), output_padding=(1, 0), **options)], (6, 4, 5), mode="cpu")
+    convolution = Net([Conv2d(6, (3, 2), stride=(2, 1), padding=(1, 0, 0, 1), **options)], transposed.output_shape, mode="cpu")
     assert transposed.output_shape == (4, 9, 6)
     assert convolution.output_shape == (6, 4, 5)
     convolution.params.load_dict({"conv1.weight": transposed.params.as_dict()["convt1.weight"]})

@@ -177,7 +177,7 @@ def test_the_classifier_fuses():
     assert [made.count(kind) for kind in (ConvEvoNorm, LinearReLU, Conv2d)] == [2, 1, 0]
     made = [type(layer) for _, layer in fuse(named(mnist_cnn(norm="b0")), ROW.ops)]
     assert [made.count(kind) for kind in (ConvEvoNorm, EvoNormB0, Conv2d)] == [2, 0, 0]
-    assert type(fuse(named([Conv2d(8, 3, bias=False, in_channels=1), EvoNormS0(4, channels=8)]), ROW.ops)[0][1]) is Conv2d
+    assert type(fuse(named([Conv2d(8, 3, bias=False, in_channels=1), EvoNormS0(groups=4, channels=8)]), ROW.ops)[0][1]) is Conv2d
 
 
 @pytest.mark.parametrize("norm", ["s0", "b0"])
@@ -192,7 +192,7 @@ def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", [lambda: EvoNormS0(4, channels=8), lambda: EvoNormB0(channels=8)])
+@pytest.mark.parametrize("norm", [lambda: EvoNormS0(groups=4, channels=8), lambda: EvoNormB0(channels=8)])
 def test_inference_has_half_the_intermediate_images_and_training_keeps_the_convolutions(norm, fusing_cpu):
     layers = [
         Conv2d(8, 3, padding=1, in_channels=3),
