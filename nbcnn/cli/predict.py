@@ -214,11 +214,11 @@ def _told(
 
 def _rows(model: Any, paths: list[Path], images: np.ndarray, outputs: np.ndarray, top: int) -> list[dict[str, Any]]:
     """One dict for each image: its classes with their probabilities, the error of its reconstruction, or the output as it is."""
-    from nbcnn.model.evaluation import softmax
+    from nbcnn.model.evaluation import probabilities
 
     if model.net.takes_classes:
         names = _names(model)
-        chances = softmax(outputs)
+        chances = probabilities(model.net, outputs)
         order = (-chances).argsort(1, kind="stable")[:, :top]
         return [
             {"image": str(path), "classes": [{"class": names[at], "probability": round(float(chances[row, at]), 6)} for at in order[row]]}

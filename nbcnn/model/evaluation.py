@@ -10,6 +10,7 @@ import numpy as np
 from nbcnn.datasets.arrays import seen
 from nbcnn.files.errors import UsageError
 from nbcnn.model.views import PLAIN, Views
+from nbcnn.nn.ends import logits_of
 from nbcnn.nn.joins import Losses
 from nbcnn.run.net import Net
 from nbcnn.train.pixels import counts_of, mean_iou
@@ -49,6 +50,7 @@ def evaluated(
         else:
             wanted = list(split(known.astype(np.float64), shapes)) if several else [seen(known)]
         for at, (part, output, target) in enumerate(zip(parts, made if several else [made], wanted, strict=True)):
+            output = logits_of(part, output) if net.ended[at] else output
             totals[at] += part.measure(output, target)
             if net.takes_classes:
                 counts = target != net.ignored if net.ignored is not None else np.ones(target.shape, bool)
@@ -60,6 +62,11 @@ def evaluated(
     found = {"loss": float(np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0).sum())}
     found |= {"accuracy": right / max(counted, 1)} if net.takes_classes else {}
     return found if pixels is None else found | {"iou": mean_iou(pixels)}
+
+
+def probabilities(net: Net, outputs: np.ndarray) -> np.ndarray:
+    """The probabilities of the classes, float32, of the outputs of a network with one output: its own if it ends in a softmax."""
+    return outputs.astype(np.float32) if net.ended[0] else softmax(outputs)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

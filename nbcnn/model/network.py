@@ -18,7 +18,7 @@ from nbcnn.files.suggest import nearest
 from nbcnn.gpu.arrays import DeviceArray, as_device_array
 from nbcnn.model import files, on_gpu
 from nbcnn.model.definition import of_values, with_loss
-from nbcnn.model.evaluation import evaluated, softmax, split
+from nbcnn.model.evaluation import evaluated, probabilities, split
 from nbcnn.model.examples import batches_of, from_dataset, targets_of, validation_of
 from nbcnn.model.history import History
 from nbcnn.model.training import Data, Past, new_folder, train
@@ -351,12 +351,12 @@ class Model(Weights):
         return split(views.predict(net, self.form.take(x, channels_last), batch_size), net.output_shapes)
 
     def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> np.ndarray:
-        """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1. Of `views` logits are averaged.
+        """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1. Of `views` the outputs are averaged.
 
         Raises UsageError unless the loss is cross_entropy.
         """
         self._classifies("predict_proba")
-        return softmax(np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last, views=views)))
+        return probabilities(self.net, np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last, views=views)))
 
     def predict_classes(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> np.ndarray:
         """The most probable class of every example, int64 (N,), or of every pixel, (N, H, W); of `views` of the mean logits.

@@ -122,8 +122,9 @@ class Swish(Elementwise):
 class Softmax(NoParams):
     """exp(x)/Σ exp(x) along the channels of every pixel, or the features of every vector (J. S. Bridle, 1990).
 
-    Shapes: (N, F), (N, C, L) or (N, C, H, W), float32, stays as it is. The loss "cross_entropy" has a softmax of its own and wants what comes before
-    it. Raises ShapeError for another number of axes, when the network is built.
+    Shapes: (N, F), (N, C, L) or (N, C, H, W), float32, stays as it is. The loss "cross_entropy" has a softmax of its own: of a network that ends in
+    this layer it takes what comes before it, so that outputs are probabilities and training is that of logits. Raises ShapeError for another number
+    of axes, when the network is built.
 
     Example:
         >>> import numpy as np, nbcnn

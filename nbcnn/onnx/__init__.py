@@ -56,7 +56,8 @@ def from_onnx(
     shapes      by names of inputs their shapes, without the batch, where the file leaves them open.
     constants   by names of inputs arrays that take their place, such as weights that a file asks for.
     batched     the first axis of inputs counts examples; False: an input is one example as a whole, for files that mix their examples.
-    loss        as of `nbcnn.Model`; None takes the file's, if it has one.
+    loss        as of `nbcnn.Model`, of all outputs; None takes the file's, if it has one: the model's output is then what that loss is computed of,
+                and others are `Model.features`.
     mode, precision  how it is computed, as of `nbcnn.Model`.
 
     Examples of an input are float32, taken as they are: (C, H, W) where the file's have three axes, (C, 1, L) of two, vectors (F,) of any other

@@ -95,9 +95,9 @@ def _prelu(node: Node, x: Val, slope: np.ndarray) -> Val:
     channels = len(x.dims) > 0 and slope.ndim == len(x.dims) and slope.shape == (x.dims[0], *(1,) * (len(x.dims) - 1))
     if slope.size == 1 or (channels and x.value.shape[0] == x.dims[0]):
         arrays = {"weight": slope.reshape(-1)}
-        return Val(sheet.call(PReLU(slope.size), x.value, arrays, node.names[1:2]), x.dims)
+        return Val(sheet.call(PReLU(slope.size), x.value, arrays, node.called(weight=1)), x.dims)
     # x for x > 0 and slope·x else is relu(x) − slope·relu(−x).
-    below = sheet.affine(sheet.alike(ReLU(), sheet.scaled(x, -1)), -slope, None)
+    below = sheet.affine(sheet.alike(ReLU(), sheet.scaled(x, -1)), -slope, None, node.called(weight=1))
     return sheet.sum([sheet.alike(ReLU(), x), below])
 
 
@@ -138,31 +138,28 @@ def dropout(node: Node) -> Sequence[Val | None]:
 # -- arithmetic
 
 
-def _split(node: Node) -> tuple[list[Val], list[np.ndarray]]:
-    """The operands that are computed, and the constants."""
-    operands = [each for each in node.operands if each is not None]
-    values = [each for each in operands if isinstance(each, Val)]
+def _split(node: Node) -> tuple[list[Val], list[tuple[np.ndarray, str]]]:
+    """The operands that are computed, and the constants with what the file calls them."""
+    values, constants = list[Val](), list[tuple[np.ndarray, str]]()
     for at, each in enumerate(node.operands):
-        if each is not None and not isinstance(each, Val):
-            node.floats(at)
-    return values, [np.asarray(each, np.float32) for each in operands if not isinstance(each, Val)]
+        if isinstance(each, Val):
+            values.append(each)
+        elif each is not None:
+            constants.append((node.floats(at), node.names[at]))
+    return values, constants
 
 
-def _names(node: Node) -> list[str]:
-    """What the file calls its constants."""
-    return [name for name, each in zip(node.names, node.operands, strict=True) if each is not None and not isinstance(each, Val)]
-
-
-def _constant(node: Node, constants: Sequence[np.ndarray], x: Val) -> np.ndarray:
-    return node.broadcastable(constants[0], x)
+def _one(node: Node, constants: Sequence[tuple[np.ndarray, str]], x: Val) -> tuple[np.ndarray, str]:
+    """The one constant beside `x`, and its name."""
+    return node.broadcastable(constants[0][0], x), constants[0][1]
 
 
 @op("Add Sum", "Add; with a constant Scale or a depthwise Conv2d")
 def add(node: Node) -> Val:
     values, constants = _split(node)
     total = node.sheet.sum(node.together(values))
-    for each in constants:
-        total = node.sheet.affine(total, None, node.broadcastable(each, total), _names(node) if len(constants) == 1 else ())
+    for each, name in constants:
+        total = node.sheet.affine(total, None, node.broadcastable(each, total), {"bias": name})
     return total
 
 
@@ -178,17 +175,18 @@ def sub(node: Node) -> Val:
     if len(values) == 2:
         a, b = node.together(values)
         return sheet.sum([a, sheet.scaled(b, -1)])
-    x, c = values[0], _constant(node, constants, values[0])
+    x, (c, name) = values[0], _one(node, constants, values[0])
     if isinstance(node.operands[0], Val):
-        return sheet.affine(x, None, -c)
-    return sheet.affine(x, np.array(-1, np.float32), c)
+        return sheet.affine(x, None, -c, {"bias": name})
+    return sheet.affine(sheet.scaled(x, -1), None, c, {"bias": name})
 
 
 @op("Mul", "Mul, or Swish behind a Sigmoid; with a constant Scale or a depthwise Conv2d")
 def mul(node: Node) -> Val:
     values, constants = _split(node)
     if len(values) < 2:
-        return node.sheet.affine(values[0], _constant(node, constants, values[0]), None, _names(node))
+        c, name = _one(node, constants, values[0])
+        return node.sheet.affine(values[0], c, None, {"weight": name})
     for x, gate in (values, values[::-1]):
         if isinstance(gate.value.layer, Sigmoid) and gate.value.reads == (x.value,) and gate.dims == x.dims:
             return node.sheet.alike(Swish(), x)
@@ -202,9 +200,11 @@ def div(node: Node) -> Val:
     if len(values) == 2:
         a, b = node.together(values)
         return sheet.product(a, sheet.power(b, -1))
-    x, c = values[0], _constant(node, constants, values[0])
+    x, (c, name) = values[0], _one(node, constants, values[0])
     if not isinstance(node.operands[0], Val):
-        return sheet.affine(sheet.power(x, -1), c, None)
+        return sheet.affine(sheet.power(x, -1), c, None, {"weight": name})
+    # What would be trained is 1/c, whose steps are others than those of c.
+    sheet.constant({"weight": name})
     if not np.all(c):
         raise Unsupported("a division by zero")
     return sheet.affine(x, 1 / c.astype(np.float64), None)

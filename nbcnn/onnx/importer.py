@@ -6,7 +6,6 @@ A node that cannot be taken does not end the walk: what reads it is left out, an
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from nbcnn.datasets.arrays import Form, Forms
 from nbcnn.files.errors import UsageError
 from nbcnn.model.network import Model
 from nbcnn.nn import description
-from nbcnn.nn.activations import LogSoftmax, Scale
+from nbcnn.nn.activations import LogSoftmax, Scale, Softmax
 from nbcnn.nn.graphs import Graph, Input, Value
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.onnx import elementwise, norms, products, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
@@ -27,7 +26,7 @@ from nbcnn.onnx.errors import OnnxError, Unsupported, UnsupportedNodes, onnx_pac
 from nbcnn.onnx.files import File, initialisers, label, read
 from nbcnn.onnx.node import OPS, Node
 from nbcnn.onnx.shapes import entered, shape_of
-from nbcnn.onnx.values import Dims, Placed, Sheet, Val, limited, natural
+from nbcnn.onnx.values import Dims, Sheet, Val, apart, limited, natural
 from nbcnn.plan.graph import ShapeError
 from nbcnn.plan.shapes import numel
 
@@ -73,12 +72,14 @@ def imported(
 ) -> Imported:
     """The model of a file, with the names of its inputs and outputs; see `nbcnn.onnx.from_onnx`."""
     file = read(source)
-    walk = _Walk(file, dict(shapes or {}), {name: np.asarray(value) for name, value in (constants or {}).items()}, batched)
+    walk = _Walk(file, dict(shapes or {}), {name: np.asarray(value) for name, value in (constants or {}).items()}, batched, loss is not None)
     graph = walk.graph()
     notes = _notes(file, len(graph.inputs))
     model = Model(graph, loss=loss or walk.loss or notes.get("loss"), mode=mode, precision=precision, classes=notes.get("classes"))
     known = model.net.params.as_dict()
-    model.net.params.load_dict(known | walk.arrays(graph))
+    model.net.params.load_dict(known | walk.sheet.arrays(graph))
+    for name in walk.sheet.untrained(graph):
+        model.freeze(name)
     forms = notes.get("forms") or [Form(shape, scale=(0.0, 1.0)) for shape in graph.inputs]
     known_forms = [replace(each, shape=shape) for each, shape in zip(forms, graph.inputs, strict=True)]
     model.learn(known_forms[0] if len(known_forms) == 1 else Forms(tuple(known_forms)))
@@ -113,8 +114,10 @@ def _notes(file: File, inputs: int) -> dict[str, Any]:
 class _Walk:
     """One walk over the nodes of a file."""
 
-    def __init__(self, file: File, shapes: Mapping[str, Sequence[int]], constants: Mapping[str, np.ndarray], batched: bool) -> None:
-        self.file, self.batched, self.sheet = file, batched, Sheet()
+    def __init__(
+        self, file: File, shapes: Mapping[str, Sequence[int]], constants: Mapping[str, np.ndarray], batched: bool, all_outputs: bool
+    ) -> None:
+        self.file, self.batched, self._all = file, batched, all_outputs
         self.count: int | None = None
         self.loss: Any = None
         self.labels = ""
@@ -126,6 +129,7 @@ class _Walk:
         self._read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
         self._reasons: list[str] = []
         self._values: dict[str, Any] = dict(initialisers(file))
+        self.sheet = Sheet(apart=apart((node.op_type, [name for name in node.input if name in self._values]) for node in graph.node))
         inputs = {each.name: each for each in file.graph.input if each.name not in self._values}
         for what, given in (("shapes", shapes), ("constants", constants)):
             if strange := sorted(set(given) - {each.name for each in file.graph.input}):
@@ -186,7 +190,7 @@ class _Walk:
         except UsageError as error:
             raise OnnxError(f"{self.file.name}: {error}") from None
         self.outputs = {name: each.dims for name, each in outputs.items()}
-        return replace(made, called=tuple(self._names(made)))
+        return replace(made, called=self.sheet.called(made.layers))
 
     def _known(self) -> None:
         """Raise UnsupportedNodes if there are ops that nothing is known of."""
@@ -270,6 +274,9 @@ class _Walk:
             raise Unsupported("its weights are no constant with a number for each class")
         ignore = attributes.get("ignore_index")
         self.loss = SoftmaxCrossEntropy(weight=None if weight is None else tuple(np.asarray(weight, float).tolist()), ignore_index=ignore)
+        if isinstance(logits.value.layer, Softmax):
+            # The file takes the softmax of these probabilities, and a model whose last layer is a Softmax would not.
+            logits = self.sheet.alike(Scale(), logits)
         # Scores of a vector, or of pixels: (C,) or (C, H, W), whatever axes the file has.
         shape = logits.dims if len(logits.dims) in (1, 3) else (logits.dims[0], 1, numel(logits.dims[1:]))
         scores = Val(self.sheet.shaped(logits, shape), logits.dims)
@@ -282,60 +289,28 @@ class _Walk:
         return [_Loss(), chances][: len(node.output)]
 
     def _outputs(self) -> dict[str, Val]:
-        """The outputs of the graph by name; of a loss what it is computed of."""
+        """The outputs of the graph by name; of a loss what it is computed of, alone, because a model's loss is of all its outputs."""
         made: dict[str, Val] = {}
         for each in self.file.graph.output:
             value = self._values[each.name]
             if isinstance(value, _Loss):
-                if not any(self._values[other.name] is self._scores for other in self.file.graph.output):
+                if not any(self._is_scores(self._values[other.name]) for other in self.file.graph.output):
                     made[f"scores of {each.name}"] = self._scores
             elif isinstance(value, Val):
                 made[each.name] = value
             elif value is not _LEFT:
                 self._reasons.append(f"output {each.name!r}: it is a constant, which no example changes")
-        return made
+        return made if self.loss is None or self._all else {name: each for name, each in made.items() if self._is_scores(each)}
+
+    def _is_scores(self, x: Any) -> bool:
+        """Whether this is what the file's loss is computed of."""
+        return isinstance(x, Val) and (x.value, x.dims) == (self._scores.value, self._scores.dims)
 
     def _final(self, x: Val) -> Value:
         """An output in the shape that values of graphs have for such examples. An input that is an output gets a layer that changes nothing."""
-        keep = self.loss is not None and x is self._scores
+        keep = self.loss is not None and self._is_scores(x)
         value = x.value if keep else self.sheet.shaped(x, natural(x.dims))
         return self.sheet.call(Scale(), value) if value.layer is None else value
-
-    # -- names and weights
-
-    def _names(self, graph: Graph) -> list[str]:
-        """A name for each layer: what the file calls its weights, else its node, else kind and number."""
-        wanted: dict[int, str] = {}
-        by_node: dict[int, list[Placed]] = {}
-        for each in self.sheet.placed:
-            by_node.setdefault(each.number, []).append(each)
-            if each.prefix:
-                wanted.setdefault(id(each.layer), each.prefix)
-        for placed in by_node.values():
-            main = next((each for each in placed if each.arrays), placed[-1])
-            if main.node:
-                wanted.setdefault(id(main.layer), main.node)
-        clean = {key: re.sub(r"[^\w./:-]+", "_", name).strip("/.") for key, name in wanted.items()}
-        made, taken = list[str](), set[str]()
-        numbers: dict[str, int] = {}
-        for layer in graph.layers:
-            name = clean.get(id(layer), "")
-            if not name or name in taken:
-                # A name of kind and number must not be one that a later layer is to have.
-                while not name or name in taken or name in clean.values():
-                    numbers[layer.kind] = numbers.get(layer.kind, 0) + 1
-                    name = f"{layer.kind}{numbers[layer.kind]}"
-            taken.add(name)
-            made.append(name)
-        return made
-
-    def arrays(self, graph: Graph) -> dict[str, np.ndarray]:
-        """Parameters and states by their full names."""
-        found = {id(each.layer): each.arrays for each in self.sheet.placed if each.arrays}
-        made: dict[str, np.ndarray] = {}
-        for name, layer in zip(graph.called, graph.layers, strict=True):
-            made |= {f"{name}.{key}": np.ascontiguousarray(value, np.float32) for key, value in found.get(id(layer), {}).items()}
-        return made
 
 
 def _attributes(node: Any) -> dict[str, Any]:

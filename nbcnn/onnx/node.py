@@ -57,6 +57,10 @@ class Node:
             raise Unsupported(f"its operand {at + 1} is a constant" if made is not None else f"its operand {at + 1} is missing")
         return made
 
+    def called(self, **places: int) -> dict[str, str]:
+        """What the file calls operands, by the names that a layer has for them: called(weight=1, bias=2)."""
+        return {key: self.names[at] for key, at in places.items() if self.has(at)}
+
     def constant(self, at: int, default: Any = None) -> Any:
         """Operand `at` as an array; `default` if it is left out. Raises Unsupported if it is computed of an example."""
         if not self.has(at):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.nn.activations import Abs, Clip, LogSoftmax, Softmax
+from nbcnn.nn.graphs import Value
 from nbcnn.nn.norms import BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm
 from nbcnn.onnx.errors import Unsupported
 from nbcnn.onnx.node import Node, op
@@ -51,7 +52,19 @@ def batch_norm(node: Node) -> Sequence[Val | None]:
         raise Unsupported("a variance below 0")
     # ONNX's momentum is what the statistics keep, PyTorch's and ours what the batch counts.
     layer = BatchNorm2d(eps=_epsilon(node), momentum=round(1 - float(node.attributes.get("momentum", 0.9)), 6))
-    return Val(node.sheet.call(layer, images, arrays, node.names[1:5]), x.dims), *[None] * (node.outputs - 1)
+    names = node.called(weight=1, bias=2, running_mean=3, running_var=4)
+    return Val(_normed(node, layer, images, arrays, names), x.dims), *[None] * (node.outputs - 1)
+
+
+def _normed(node: Node, layer: Any, images: Value, arrays: dict[str, np.ndarray], names: dict[str, str]) -> Value:
+    """A norm with a weight and a bias for each channel; where one of these is another node's, too, it is a layer behind the norm."""
+    sheet, affine = node.sheet, {key: name for key, name in names.items() if key in ("weight", "bias")}
+    if not sheet.apart_of(affine):
+        return sheet.call(layer, images, arrays, names)
+    ones = {"weight": np.ones_like(arrays["weight"]), "bias": np.zeros_like(arrays["bias"])}
+    y = sheet.call(layer, images, arrays | ones, {key: name for key, name in names.items() if key not in affine})
+    wide = {key: arrays[key].reshape(-1, 1, 1) for key in affine}
+    return sheet.affine(Val(y, y.shape), wide.get("weight"), wide.get("bias"), affine).value
 
 
 @op("InstanceNormalization", "InstanceNorm2d")
@@ -59,7 +72,7 @@ def instance_norm(node: Node) -> Val:
     x = node.value()
     images, channels = _images(node, x)
     arrays = dict(zip(("weight", "bias"), _of_channels(node, channels, 1, 2), strict=True))
-    return Val(node.sheet.call(InstanceNorm2d(eps=_epsilon(node), affine=True), images, arrays, node.names[1:3]), x.dims)
+    return Val(_normed(node, InstanceNorm2d(eps=_epsilon(node), affine=True), images, arrays, node.called(weight=1, bias=2)), x.dims)
 
 
 @op("GroupNormalization", "GroupNorm")
@@ -71,7 +84,7 @@ def group_norm(node: Node) -> Val:
     # Up to opset 20 a group has a weight and a bias, from 21 on a channel.
     each = _of_channels(node, groups if node.opset < 21 else channels, 1, 2)
     arrays = {name: np.repeat(array, channels // len(array)) for name, array in zip(("weight", "bias"), each, strict=True)}
-    return Val(node.sheet.call(GroupNorm(groups, eps=_epsilon(node)), images, arrays, node.names[1:3]), x.dims)
+    return Val(_normed(node, GroupNorm(groups, eps=_epsilon(node)), images, arrays, node.called(weight=1, bias=2)), x.dims)
 
 
 @op("LayerNormalization", "LayerNorm, or InstanceNorm2d and a depthwise Conv2d; LinearMap and Power for its other outputs")
@@ -85,15 +98,15 @@ def layer_norm(node: Node) -> Sequence[Val | None]:
         mean = mean_over(node, x, axes)
         variance = mean_over(node, sheet.power(sheet.sum([x, sheet.scaled(mean, -1)]), 2), axes)
         rstd = sheet.power(sheet.scaled(variance, 1.0, eps), -0.5)
-    whole = x.dims[axis:]
-    if axis == 0 and weight is not None and weight.shape == whole and (bias is None or bias.shape == whole):
+    whole, names = x.dims[axis:], node.called(weight=1, bias=2)
+    if axis == 0 and not sheet.apart_of(names) and weight is not None and weight.shape == whole and (bias is None or bias.shape == whole):
         shape = x.value.shape
         arrays = {"weight": weight.reshape(shape), "bias": (np.zeros(whole) if bias is None else bias).reshape(shape)}
-        y = Val(sheet.call(LayerNorm(eps=eps), x.value, arrays, [name for name in node.names[1:3] if name]), x.dims)
+        y = Val(sheet.call(LayerNorm(eps=eps), x.value, arrays, names), x.dims)
     else:
         outer = numel(x.dims[:axis])
         y = Val(sheet.call(InstanceNorm2d(eps=eps), sheet.shaped(x, (outer, 1, size))), x.dims)
-        y = sheet.affine(y, weight, bias, [name for name in node.names[1:3] if name])
+        y = sheet.affine(y, weight, bias, names)
     return [y, mean, rstd][: node.outputs]
 
 
@@ -103,7 +116,7 @@ def rms_norm(node: Node) -> Val:
     axis = node.axis(x, int(node.attributes.get("axis", -1)))
     square = mean_over(node, sheet.power(x, 2), range(axis, len(x.dims)))
     y = sheet.product(x, sheet.power(sheet.scaled(square, 1.0, _epsilon(node)), -0.5))
-    return sheet.affine(y, node.floats(1), None, node.names[1:2])
+    return sheet.affine(y, node.floats(1), None, node.called(weight=1))
 
 
 @op("MeanVarianceNormalization", "LinearMap, Power, Mul")

@@ -28,20 +28,21 @@ def gemm(node: Node) -> Val:
         if node.batched:
             raise Unsupported(f"transA: {MIXES}")
         x = node.sheet.permuted(x, (1, 0))
-    c = None if c is None else node.broadcastable(c, x)
+    c, names = None if c is None else node.broadcastable(c, x), node.called(weight=1, bias=2)
     if b.shape[0] != x.dims[-1]:
         raise Unsupported(f"a matrix of {b.shape} for rows of {x.dims[-1]}")
     if c is not None and c.shape in ((), (1,), (b.shape[1],), (1, b.shape[1]), (1, 1)):
-        return _rows_times(node, x, b, np.broadcast_to(c.reshape(-1), (b.shape[1],)))
-    y = _rows_times(node, x, b, None)
-    return y if c is None else node.sheet.affine(y, None, c)
+        return rows_times(node, x, b, np.broadcast_to(c.reshape(-1), (b.shape[1],)), names)
+    y = rows_times(node, x, b, None, names)
+    return y if c is None else node.sheet.affine(y, None, c, names)
 
 
-def _rows_times(node: Node, x: Val, b: np.ndarray, bias: np.ndarray | None) -> Val:
-    """x·b + bias, x (…, K) and b (K, N)."""
+def rows_times(node: Node, x: Val, b: np.ndarray, bias: np.ndarray | None, names: dict[str, str]) -> Val:
+    """x·b + bias, x (…, K) and b (K, N); `names` of both, "weight" and "bias"."""
+    if bias is not None and node.sheet.apart_of(names):
+        return node.sheet.affine(rows_times(node, x, b, None, names), None, bias, names)
     k, n = b.shape
     arrays = {"weight": b.T} | ({} if bias is None else {"bias": bias})
-    names = [name for name in node.names[1:3] if name][: len(arrays)]
     dims = limited((*x.dims[:-1], n))
     if numel(x.dims[:-1]) == 1:
         return Val(node.sheet.call(Linear(n, bias=bias is not None), node.sheet.shaped(x, (k,)), arrays, names), dims)
@@ -73,7 +74,8 @@ def matmul(node: Node) -> Val:
         if other.ndim > node.rank(x) or (other.ndim == node.rank(x) and other.shape[0] != 1) or node.rank(x) == 2:
             raise Unsupported(f"a matrix for every example: {MIXES}")
         other = other[0] if other.ndim == node.rank(x) else other
-    y = _times(node, x, other) if left else _transposed(node, _times(node, _transposed(node, x), np.swapaxes(other, -1, -2)))
+    names = node.called(weight=1 if left else 0)
+    y = _times(node, x, other, names) if left else _transposed(node, _times(node, _transposed(node, x), np.swapaxes(other, -1, -2), names))
     return y.seen([size for axis, size in enumerate(y.dims, -len(y.dims)) if axis not in gone])
 
 
@@ -83,24 +85,27 @@ def _transposed(node: Node, x: Val) -> Val:
     return node.sheet.permuted(x, (*range(last - 1), last, last - 1))
 
 
-def _times(node: Node, x: Val, other: np.ndarray) -> Val:
+def _times(node: Node, x: Val, other: np.ndarray, names: dict[str, str]) -> Val:
     """x (…, M, K) times other (…, K, N)."""
     if other.shape[-2] != x.dims[-1]:
         raise Unsupported(f"matrices of {x.dims} and {other.shape}")
     if math.prod(other.shape[:-2]) > 1:
-        return _grouped_times(node, x, other)
+        return _grouped_times(node, x, other, names)
     more = max(0, other.ndim - max(2, len(x.dims)))
-    return _rows_times(node, x.seen((*(1,) * more, *x.dims)), other.reshape(other.shape[-2:]), None)
+    return rows_times(node, x.seen((*(1,) * more, *x.dims)), other.reshape(other.shape[-2:]), None, names)
 
 
-def _grouped_times(node: Node, x: Val, other: np.ndarray) -> Val:
+def _grouped_times(node: Node, x: Val, other: np.ndarray, names: dict[str, str]) -> Val:
     """x (…, M, K) times other (…, K, N): a grouped convolution of 1×1, a group for each pair of matrices."""
     m, k = x.dims[-2:]
     n = other.shape[-1]
     lead = limited(np.broadcast_shapes(x.dims[:-2], other.shape[:-2]))
     x = node.sheet.expanded(x, (*lead, m, k))
     groups = numel(lead)
+    if numel(other.shape[:-2]) < groups:
+        # Copies of a trained matrix, a group for each, would be trained apart.
+        node.sheet.constant(names)
     weight = np.broadcast_to(np.swapaxes(other, -1, -2), (*lead, n, k)).reshape(groups * n, k, 1, 1)
     columns = node.sheet.permuted(x.seen((groups, m, k)), (0, 2, 1))
-    y = node.sheet.call(Conv2d(groups * n, 1, groups=groups, bias=False), node.sheet.shaped(columns, (groups * k, m, 1)), {"weight": weight}, ())
+    y = node.sheet.call(Conv2d(groups * n, 1, groups=groups, bias=False), node.sheet.shaped(columns, (groups * k, m, 1)), {"weight": weight}, names)
     return node.sheet.permuted(Val(y, (groups, n, m)), (0, 2, 1)).seen((*lead, m, n))

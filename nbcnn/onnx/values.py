@@ -8,14 +8,15 @@ most maps take.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from nbcnn.nn.activations import Power, Scale
-from nbcnn.nn.graphs import Value
+from nbcnn.nn.graphs import Graph, Value
 from nbcnn.nn.joins import Add, Mul, Reshape
 from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.maps import LinearMap, Permute
@@ -26,6 +27,8 @@ from nbcnn.plan.shapes import numel
 Dims = tuple[int, ...]
 LARGEST = 2**31 - 1
 """Elements of an example at most: what indices of kernels reach."""
+STATE = "running"
+"""How the names of what training updates in place begin, which no optimizer trains."""
 TAPS = 2**22
 """Entries of the table of a linear map at most."""
 
@@ -64,38 +67,122 @@ def limited(dims: Sequence[int]) -> Dims:
 
 @dataclass
 class Placed:
-    """A layer that was called for the node `number` of the file, called `node`, and the values that its parameters and states get."""
+    """A layer that was called for the node `number` of the file, called `node`.
+
+    arrays  the values of its parameters and states, by the layer's own names for them.
+    names   what the file calls these; a parameter without a name is one that the file does not have, and training leaves it as it is.
+    """
 
     layer: Any
     node: str
     number: int
     arrays: Mapping[str, np.ndarray]
-    prefix: str
+    names: Mapping[str, str]
+
+    @property
+    def prefix(self) -> str:
+        """What the file calls the layer, if it calls its weight so."""
+        return next((name.rpartition(".")[0] for name in self.names.values() if name.endswith((".weight", ".scale", ".gamma"))), "")
 
 
 @dataclass
 class Sheet:
-    """The layers called so far."""
+    """The layers called so far.
 
+    frozen  the arrays of the file that training leaves as they are, by name.
+    apart   those that several nodes read, each with other arrays beside it: each of these is a layer of its own, so that it stays one weight.
+    exact   whatever is not frozen is trained; a file of ONNX does not say so of single numbers, which are constants then.
+    """
+
+    frozen: Container[str] = ()
+    apart: Container[str] = ()
+    exact: bool = False
     placed: list[Placed] = field(default_factory=list)
     node: str = ""
     number: int = 0
-    _shared: dict[Any, Any] = field(default_factory=dict)
+    _shared: dict[Any, Placed] = field(default_factory=dict)
+    _owners: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
     # -- calls
 
-    def call(self, layer: Any, x: Value | list[Value], arrays: Mapping[str, np.ndarray] | None = None, names: Sequence[str] = ()) -> Value:
-        """`layer` called on `x`. `arrays` are its parameters and states, `names` what the file calls them: one layer for the same ones."""
-        held = {name: np.asarray(array, np.float32) for name, array in (arrays or {}).items()}
-        key = (layer, tuple(names)) if held and names and all(names) else None
-        known, same = self._shared.get(key, (None, {}))
-        if known is not None and all(np.array_equal(array, same[name]) for name, array in held.items()):
-            return known(x)
-        made = layer(x)
-        if key is not None:
-            self._shared[key] = layer, held
-        prefix = next((name.rpartition(".")[0] for name in names if name.endswith((".weight", ".scale", ".gamma"))), "")
-        self.placed.append(Placed(layer, self.node, self.number, held, prefix))
+    def call(
+        self, layer: Any, x: Value | list[Value], arrays: Mapping[str, np.ndarray] | None = None, names: Mapping[str, str] | None = None
+    ) -> Value:
+        """`layer` called on `x`. `arrays` are its parameters and states, `names` what the file calls them: one layer for the same ones.
+
+        Raises Unsupported where the file trains one array as the parameter of two layers.
+        """
+        held = {key: np.asarray(array, np.float32) for key, array in (arrays or {}).items()}
+        called = {key: name for key, name in (names or {}).items() if name and key in held}
+        mark = (layer, *sorted(called.items())) if called else None
+        known = self._shared.get(mark) if mark else None
+        if known is not None and all(np.array_equal(array, known.arrays[key]) for key, array in held.items()):
+            shared: Value = known.layer(x)
+            return shared
+        for key, name in called.items():
+            if not key.startswith(STATE) and name not in self.frozen and self._owners.setdefault(name, (layer, key))[0] is not layer:
+                other = type(self._owners[name][0]).__name__
+                raise Unsupported(f"{name!r} is trained as the weight of a {other} already, which another layer cannot share")
+        made: Value = layer(x)
+        placed = Placed(layer, self.node, self.number, held, called)
+        if mark is not None:
+            self._shared[mark] = placed
+        self.placed.append(placed)
+        return made
+
+    def apart_of(self, names: Mapping[str, str]) -> bool:
+        """Whether one of the arrays must be a layer of its own (`apart`)."""
+        return len(names) > 1 and any(name in self.apart for name in names.values())
+
+    def constant(self, names: Mapping[str, str]) -> None:
+        """Raise Unsupported for an array that is trained, where a layer would train copies of it, or nothing."""
+        if self.exact and (found := [name for name in names.values() if name not in self.frozen]):
+            raise Unsupported(f"{found[0]!r} is trained, and what is made of it here is no layer's weight")
+
+    # -- what is made of them
+
+    def called(self, layers: Sequence[Any]) -> tuple[str, ...]:
+        """A name for each layer: what the file calls its weights, else its node, else kind and number."""
+        wanted: dict[int, str] = {}
+        by_node: dict[int, list[Placed]] = {}
+        for each in self.placed:
+            by_node.setdefault(each.number, []).append(each)
+            if each.prefix:
+                wanted.setdefault(id(each.layer), each.prefix)
+        for placed in by_node.values():
+            main = next((each for each in placed if each.names), next((each for each in placed if each.arrays), placed[-1]))
+            if main.node:
+                wanted.setdefault(id(main.layer), main.node)
+        clean = {key: re.sub(r"[^\w./:-]+", "_", name).strip("/.") for key, name in wanted.items()}
+        made, taken = list[str](), set[str]()
+        numbers: dict[str, int] = {}
+        for layer in layers:
+            name = clean.get(id(layer), "")
+            if not name or name in taken:
+                # A name of kind and number must not be one that a later layer is to have.
+                while not name or name in taken or name in clean.values():
+                    numbers[layer.kind] = numbers.get(layer.kind, 0) + 1
+                    name = f"{layer.kind}{numbers[layer.kind]}"
+            taken.add(name)
+            made.append(name)
+        return tuple(made)
+
+    def arrays(self, graph: Graph) -> dict[str, np.ndarray]:
+        """Parameters and states of the layers of `graph` by their full names."""
+        found = {id(each.layer): each.arrays for each in self.placed if each.arrays}
+        made: dict[str, np.ndarray] = {}
+        for name, layer in zip(graph.called, graph.layers, strict=True):
+            made |= {f"{name}.{key}": np.ascontiguousarray(value, np.float32) for key, value in found.get(id(layer), {}).items()}
+        return made
+
+    def untrained(self, graph: Graph) -> list[str]:
+        """The full names of the parameters of `graph` that training leaves as they are: those that the file does not have, and `frozen` ones."""
+        found = {id(each.layer): each for each in self.placed if each.arrays}
+        made = list[str]()
+        for name, layer in zip(graph.called, graph.layers, strict=True):
+            if (placed := found.get(id(layer))) is not None:
+                own = [key for key in placed.arrays if not key.startswith(STATE)]
+                made += [f"{name}.{key}" for key in own if key not in placed.names or placed.names[key] in self.frozen]
         return made
 
     def alike(self, layer: Any, x: Val) -> Val:
@@ -137,6 +224,13 @@ class Sheet:
         large = [axis for axis in axes if x.dims[axis] > 1]
         if large == sorted(large):
             return x.seen(dims)
+        before = x.value.layer
+        if isinstance(before, Permute):
+            # Two orders, one behind the other, are one, and an order and its opposite are none.
+            source = x.value.reads[0]
+            seen = before.shape or source.shape
+            if tuple(seen[axis] for axis in before.axes) == x.dims:
+                return self.permuted(Val(source, seen), [before.axes[axis] for axis in axes])
         shape = None if x.value.shape == x.dims and len(x.dims) == 3 else x.dims
         return Val(self.call(Permute(tuple(axes), shape), x.value), dims)
 
@@ -167,7 +261,11 @@ class Sheet:
         return self.joined(Add(), values) if len(values) > 1 else values[0]
 
     def product(self, a: Val, b: Val) -> Val:
-        """a·b, element by element, repeated to one shape."""
+        """a·b, element by element, repeated to one shape. A factor for each channel of images is repeated by the layer itself."""
+        for x, factor in ((a, b), (b, a)):
+            image = len(x.dims) == 3 and x.value.shape == x.dims and numel(x.dims[1:]) > 1
+            if image and factor.dims == (x.dims[0], 1, 1) and factor.value.shape in (factor.dims, factor.dims[:1]):
+                return Val(self.call(Mul(), [x.value, factor.value]), x.dims)
         return self.joined(Mul(), [a, b])
 
     def scaled(self, x: Val, factor: float = 1.0, shift: float = 0.0) -> Val:
@@ -182,32 +280,53 @@ class Sheet:
         """x to the power of `exponent`."""
         return x if exponent == 1 else self.alike(Power(float(exponent)), x)
 
-    def affine(self, x: Val, weight: np.ndarray | None, bias: np.ndarray | None, names: Sequence[str] = ()) -> Val:
-        """weight·x + bias, with constants that have the axes of one example, or fewer.
+    def affine(self, x: Val, weight: np.ndarray | None, bias: np.ndarray | None, names: Mapping[str, str] | None = None) -> Val:
+        """weight·x + bias, with arrays that have the axes of one example, or fewer; `names` of those that the file has, "weight" and "bias".
 
-        Constants of one element are a Scale. Others are a depthwise convolution of 1×1, which has a weight and a bias for each channel: the channels
-        are the elements of the axes along which the constants vary, and of those before them.
+        Constants of one element are a Scale. Others are a depthwise convolution of 1×1, which has a weight and a bias for each channel. The axes of
+        what is trained are put in front, so that each of its elements is one channel; the channels of what is not are the elements of the axes
+        along which the constants vary, and of those before them.
         """
-        given = [np.asarray(each, np.float64) for each in (weight, bias) if each is not None]
-        if any(not np.isfinite(each).all() for each in given):
+        arrays = {key: np.asarray(each, np.float64) for key, each in (("weight", weight), ("bias", bias)) if each is not None}
+        names = {key: name for key, name in (names or {}).items() if name and key in arrays}
+        if any(not np.isfinite(each).all() for each in arrays.values()):
             raise Unsupported("a constant that is no finite number")
-        dims = broadcast([x.dims, *(each.shape for each in given)])
-        if all(each.size == 1 for each in given):
-            factor, shift = (default if each is None else float(np.asarray(each).reshape(())) for each, default in ((weight, 1.0), (bias, 0.0)))
+        dims = broadcast([x.dims, *(each.shape for each in arrays.values())])
+        if self.exact and (single := [names[key] for key in names if arrays[key].size == 1 and names[key] not in self.frozen]):
+            raise Unsupported(f"{single[0]!r} is one trained number for all channels; layers have one for each channel")
+        if all(each.size == 1 for each in arrays.values()):
+            factor, shift = (float(arrays[key].reshape(())) if key in arrays else default for key, default in (("weight", 1.0), ("bias", 0.0)))
             return self.scaled(self.expanded(x, dims), factor, shift)
         x = self.expanded(x, dims)
-        whole = [each.reshape((1,) * (len(dims) - each.ndim) + each.shape) for each in given]
-        last = max(axis for axis in range(len(dims)) if any(each.shape[axis] > 1 for each in whole))
-        front = dims[: last + 1]
-        channels, inner = numel(front), numel(dims[last + 1 :])
-        spread = [np.broadcast_to(each.reshape(each.shape[: last + 1]), front).reshape(channels).astype(np.float32) for each in whole]
-        arrays: dict[str, np.ndarray] = {
-            "weight": (spread.pop(0) if weight is not None else np.ones(channels, np.float32)).reshape(channels, 1, 1, 1)
-        }
-        arrays |= {"bias": spread.pop(0)} if bias is not None else {}
-        layer = Conv2d(channels, 1, groups=channels, bias=bias is not None)
+        whole = {key: each.reshape((1,) * (len(dims) - each.ndim) + each.shape) for key, each in arrays.items()}
+        axes = {key: [axis for axis in range(len(dims)) if each.shape[axis] > 1] for key, each in whole.items()}
+        trained = any(name not in self.frozen for name in names.values())
+        if trained and len(arrays) == 2 and (axes["weight"] != axes["bias"] or self.apart_of(names)):
+            y = self.affine(x, arrays["weight"], None, names)
+            return self.affine(y, None, arrays["bias"], {"bias": names.get("bias", "")})
+        vary = sorted(set().union(*axes.values()))
+        large = [axis for axis in range(len(dims)) if dims[axis] > 1]
+        if trained and large[: len(vary)] != vary:
+            order = [*vary, *(axis for axis in range(len(dims)) if axis not in vary)]
+            moved = {key: each.transpose(order) for key, each in whole.items()}
+            y = self.affine(self.permuted(x, order), moved.get("weight"), moved.get("bias"), names)
+            return self.permuted(y, [order.index(axis) for axis in range(len(dims))])
+        front = dims[: vary[-1] + 1]
+        channels, inner = numel(front), numel(dims[len(front) :])
+        spread = {key: np.broadcast_to(each.reshape(each.shape[: len(front)]), front).reshape(channels) for key, each in whole.items()}
+        layer = Conv2d(channels, 1, groups=channels, bias="bias" in spread)
+        held: dict[str, np.ndarray] = spread | {"weight": spread.get("weight", np.ones(channels)).reshape(channels, 1, 1, 1)}
         shape = x.value.shape if len(x.value.shape) == 3 and x.value.shape[0] == channels else (channels, inner, 1)
-        return Val(self.call(layer, self.shaped(x, shape), arrays, names), dims)
+        return Val(self.call(layer, self.shaped(x, shape), held, names), dims)
+
+
+def apart(reads: Iterable[tuple[str, Sequence[str]]]) -> set[str]:
+    """The arrays that two nodes read with others beside them, and not the same ones; `reads` has for each node its op and its arrays."""
+    beside: dict[str, set[tuple[str, ...]]] = {}
+    for op, names in reads:
+        for name in names:
+            beside.setdefault(name, set()).add((op, *names))
+    return {name for name, places in beside.items() if len(places) > 1}
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:

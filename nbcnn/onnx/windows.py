@@ -106,18 +106,20 @@ def conv(node: Node) -> Val:
     if min(sides) < 0:
         x = padded(node, x, {1: (min(sides[0], 0), min(sides[1], 0)), 2: (min(sides[2], 0), min(sides[3], 0))}, 0.0)
         sides = (max(sides[0], 0), max(sides[1], 0), max(sides[2], 0), max(sides[3], 0))
-    window = _two(weight.shape[2:], 1)
+    window, names = _two(weight.shape[2:], 1), node.called(weight=1, bias=2)
+    apart = bias is not None and node.sheet.apart_of(names)
     made = Conv2d(
         weight.shape[0],
         window,
         stride=_two(geometry.strides, 1),
         padding=sides,
-        bias=bias is not None,
+        bias=bias is not None and not apart,
         dilation=_two(geometry.dilations, 1),
         groups=groups,
     )
-    arrays = {"weight": weight.reshape(*weight.shape[:2], *window)} | ({"bias": bias} if bias is not None else {})
-    return _images_back(node, node.sheet.call(made, x.value, arrays, [name for name in node.names[1:3] if name]), extents)
+    arrays = {"weight": weight.reshape(*weight.shape[:2], *window)} | ({"bias": bias} if made.bias else {})
+    back = _images_back(node, node.sheet.call(made, x.value, arrays, names), extents)
+    return node.sheet.affine(back, None, bias.reshape(-1, *(1,) * len(extents)), names) if apart else back
 
 
 @op("ConvTranspose", "ConvTranspose2d, Pad", "3 axes of space; weights that are computed")
@@ -147,25 +149,26 @@ def conv_transpose(node: Node) -> Val:
     (top, left), (bottom, right), window, (down, across) = _two(before, 0), _two(after, 0), _two(weight.shape[2:], 1), _two(more, 0)
     strides = _two(geometry.strides, 1)
     # What a layer does not take, it makes without a padding, and a Pad cuts it or puts zeros behind it (before the bias, if there is one).
-    plain = min(top, bottom, left, right) >= 0 and down < strides[0] and across < strides[1]
+    plain, names = min(top, bottom, left, right) >= 0 and down < strides[0] and across < strides[1], node.called(weight=1, bias=2)
+    own = bias is not None and plain and not node.sheet.apart_of(names)
     made = ConvTranspose2d(
         weight.shape[1] * groups,
         window,
         stride=strides,
         padding=(top, bottom, left, right) if plain else 0,
         output_padding=(down, across) if plain else 0,
-        bias=bias is not None and plain,
+        bias=own,
         dilation=_two(geometry.dilations, 1),
         groups=groups,
     )
-    arrays = {"weight": weight.reshape(*weight.shape[:2], *window)} | ({"bias": bias} if made.bias else {})
-    y = node.sheet.call(made, x.value, arrays, [name for name in node.names[1:3] if name][: len(arrays)])
+    arrays = {"weight": weight.reshape(*weight.shape[:2], *window)} | ({"bias": bias} if own else {})
+    y = node.sheet.call(made, x.value, arrays, names)
     if not plain:
         y = node.sheet.call(Pad((-top, down - bottom, -left, across - right)), y)
     back = _images_back(node, y, extents)
-    if bias is None or plain:
+    if bias is None or own:
         return back
-    return node.sheet.affine(back, None, bias.reshape(-1, *(1,) * len(extents)))
+    return node.sheet.affine(back, None, bias.reshape(-1, *(1,) * len(extents)), names)
 
 
 # -- pools

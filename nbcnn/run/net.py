@@ -15,6 +15,7 @@ import numpy as np
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Gpu, Host
+from nbcnn.nn.ends import before_ends, ended
 from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import Graph, pack, unpack, wired
 from nbcnn.nn.layer import parameters, sized, states
@@ -124,6 +125,11 @@ class Net:
         return found
 
     @property
+    def ended(self) -> list[bool]:
+        """For each output whether it comes out of the activation that its loss has itself, so that it is a probability (`nbcnn.nn.ends`)."""
+        return ended(wired(self.layers)) if self.has_loss else [False] * len(self.output_shapes)
+
+    @property
     def needs_values(self) -> bool:
         """Its loss takes no labels, and its output has another shape than its input, which so cannot be the target."""
         return self.has_loss and not self.layers[-1].needs_labels and self.output_shape != self.input_shape
@@ -218,7 +224,7 @@ class Net:
         """
         if not self.has_loss:
             raise UsageError("this net has no loss: the last entry of its layers must be one (MSE, SoftmaxCrossEntropy)")
-        fused = self._fused(self.layers)
+        fused = fuse_nodes(before_ends(wired(self.layers)), self.fusing_ops)
         *body, last = fused.nodes
         loss = last.layer
         ys, backward = self._trace(tape, Wired(tuple(body), last.reads, fused.inputs), x)

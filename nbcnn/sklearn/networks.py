@@ -16,6 +16,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.model.evaluation import softmax
 from nbcnn.model.network import Model
 from nbcnn.nn.activations import ReLU
+from nbcnn.nn.ends import logits_of
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.optim import SGD, Adam
@@ -250,7 +251,8 @@ class ConvClassifier(ClassifierMixin, _Network):
 
     def _logits(self, X: Any) -> np.ndarray:
         rows = self._examples(X, reset=False)
-        return self._in_batches(rows, lambda part: self.model_.predict(part, batch_size=FIXED_BATCH, channels_last=False))
+        made = self._in_batches(rows, lambda part: self.model_.predict(part, batch_size=FIXED_BATCH, channels_last=False))
+        return logits_of(self.model_.loss, made).astype(np.float32) if self.model_.net.ended[0] else made
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class in the order of `classes_`, float32 (n, classes)."""

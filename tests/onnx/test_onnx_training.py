@@ -1,0 +1,127 @@
+"""Tests of what training does to an imported network: weights that nodes share stay one, what the file does not have stays as it is, its loss is of
+its scores alone, and a softmax at the end is the loss's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx.checker", reason="the package onnx is not installed (the extra onnx)")
+
+from onnx import TensorProto, helper, numpy_helper
+
+import nbcnn
+from nbcnn.onnx import UnsupportedNodes, from_onnx
+
+RNG = np.random.default_rng(7)
+X = RNG.uniform(-1, 1, (3, 4, 8, 6)).astype(np.float32)
+
+
+def node(op, inputs, outputs, **attributes):
+    return helper.make_node(op, inputs.split(), outputs.split(), **attributes)
+
+
+def file(nodes, tensors, outputs=("y",), shape=("n", 4, 8, 6), labels=()):
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT64, ("n",)) for name in labels]
+    made = helper.make_graph(
+        nodes,
+        "test",
+        inputs,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(each), name) for name, each in tensors.items()],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+
+
+def random(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def shared(kind):
+    """Two nodes that share a weight and have biases of their own, summed: the nodes and tensors, and how many trained numbers there are."""
+    if kind == "conv":
+        nodes = [node("Conv", "x w b", "p"), node("Conv", "x w c", "q"), node("Relu", "q", "r"), node("Sub", "p r", "y")]
+        return nodes, {"w": random(4, 4, 1, 1), "b": random(4), "c": random(4)}, 24
+    if kind == "gemm":
+        nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "p", transB=1), node("Gemm", "f w c", "q", transB=1)]
+        return [*nodes, node("Tanh", "q", "r"), node("Add", "p r", "y")], {"w": random(5, 192), "b": random(5), "c": random(5)}, 970
+    nodes = [
+        node("InstanceNormalization", "x w b", "p"),
+        node("InstanceNormalization", "x w c", "q"),
+        node("Relu", "q", "r"),
+        node("Add", "p r", "y"),
+    ]
+    return nodes, {"w": random(4), "b": random(4), "c": random(4)}, 12
+
+
+@pytest.mark.parametrize("kind", ["conv", "gemm", "norm"])
+def test_a_weight_that_two_nodes_read_beside_different_biases_stays_one(kind):
+    nodes, tensors, count = shared(kind)
+    model = from_onnx(file(nodes, tensors), loss="mse", mode="cpu")
+    layout = model.net.params.layout
+    trained = [name for name in layout.names if model._factors.get(name, nbcnn.nn.optim.PLAIN).lr]
+    assert sum(layout.params[name].shape and int(np.prod(layout.params[name].shape)) for name in trained) == count
+    target = np.zeros_like(model.predict(X))
+    before = model.net.params.as_dict()
+    model.fit(X, target, optimizer=nbcnn.SGD(lr=0.1, weight_decay=0.1), epochs=2, verbose=0)
+    after = model.net.params.as_dict()
+    for name in layout.names:
+        assert (after[name] != before[name]).any() == (name in trained), name
+
+
+def test_a_weight_that_no_layer_can_share_is_refused():
+    nodes = [node("Conv", "x w", "p"), node("ConvTranspose", "p w", "y")]
+    with pytest.raises(UnsupportedNodes, match="'w' is trained as the weight of a Conv2d already"):
+        from_onnx(file(nodes, {"w": random(4, 4, 1, 1)}), mode="cpu")
+
+
+def test_what_the_file_does_not_have_is_not_trained():
+    """x + c has no factor that could be trained."""
+    model = from_onnx(file([node("Add", "x c", "y")], {"c": random(4, 1, 1)}), loss="mse", mode="cpu")
+    assert [name for name, factor in model._factors.items() if not factor.lr] == [model.layers.names[0] + ".weight"]
+    model.fit(X, X * 0, verbose=0)
+    (name,) = model._factors
+    np.testing.assert_array_equal(model.weights()[name], 1)
+
+
+def test_a_trained_vector_of_the_last_axis_is_one_vector():
+    """A scale of the last of three axes is one parameter for each of its elements, not one for every element of the example."""
+    made = from_onnx(file([node("Mul", "x g", "y")], {"g": random(6)}), mode="cpu")
+    assert made.net.params.count == 6
+    np.testing.assert_array_equal(made.predict(X), X * made.weights()[made.net.params.names[0]].reshape(6))
+
+
+def test_the_loss_of_a_file_is_of_its_scores_alone():
+    nodes = [
+        node("GlobalAveragePool", "x", "g"),
+        node("Flatten", "g", "feat"),
+        node("Gemm", "feat w b", "logits"),
+        node("SoftmaxCrossEntropyLoss", "logits t", "loss"),
+    ]
+    tensors = {"w": random(4, 3), "b": random(3)}
+    labels = np.array([0, 2, 1])
+    made = from_onnx(file(nodes, tensors, ("loss", "feat", "logits"), labels=("t",)), mode="cpu")
+    logits = X.mean((2, 3)).astype(np.float64) @ tensors["w"] + tensors["b"]
+    wanted = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(3), labels])
+    # The terms are of size 1, and their sums have at most 48 of them.
+    assert abs(made.evaluate(X, labels)["loss"] - wanted) < 1e-5
+    assert made.predict(X).shape == (3, 3)
+    both = from_onnx(file(nodes, tensors, ("loss", "feat", "logits"), labels=("t",)), loss="cross_entropy", mode="cpu")
+    assert [each.shape for each in both.predict(X)] == [(3, 4), (3, 3)]
+
+
+def test_a_softmax_at_the_end_is_the_cross_entropys_own():
+    nodes = [node("Flatten", "x", "f"), node("Gemm", "f w", "z"), node("Softmax", "z", "y", axis=1)]
+    w = random(192, 3) / 16
+    labels = np.array([0, 2, 1])
+    model = from_onnx(file(nodes, {"w": w}), loss="cross_entropy", mode="cpu")
+    bare = from_onnx(file(nodes[:2], {"w": w}, ("z",)), loss="cross_entropy", mode="cpu")
+    np.testing.assert_array_equal(model.predict_proba(X), model.predict(X))
+    np.testing.assert_allclose(model.predict(X), bare.predict_proba(X), rtol=0, atol=3 * 2**-24)
+    # log p of a p that is a rounded float32: 2⁻²⁴ relative, so absolute of the logarithm.
+    assert abs(model.evaluate(X, labels)["loss"] - bare.evaluate(X, labels)["loss"]) < 1e-6
+    for each in (model, bare):
+        each.fit(X, labels, epochs=3, shuffle=False, verbose=0)
+    for one, other in zip(model.weights().values(), bare.weights().values(), strict=True):
+        np.testing.assert_array_equal(one, other)
