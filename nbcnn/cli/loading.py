@@ -43,8 +43,12 @@ def load(flags: SimpleNamespace) -> Loaded:
 
 
 def reading(flags: SimpleNamespace) -> Reading:
-    """Begin to read the images that the flags name, if they are on this machine; the function that comes back waits for them, or reads them."""
-    return ahead_if_here(flags.dataset, Path(flags.data_dir), lambda: load(flags))
+    """Begin to read the images that the flags name, if they are on this machine; the function that comes back waits for them, or reads them.
+
+    What is read is what the flags say now: the thread has a copy, so a later change cannot reach it.
+    """
+    frozen = SimpleNamespace(**vars(flags))
+    return ahead_if_here(frozen.dataset, Path(frozen.data_dir), lambda: load(frozen))
 
 
 def ahead_if_here(name: str, folder: Path, task: Callable[[], T]) -> Callable[[], T]:

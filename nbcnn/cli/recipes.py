@@ -66,13 +66,16 @@ FOR_SERIES = ("width", "blocks", "kernel_init")
 """Flags that only s4convd has."""
 
 SMALL = "small-autoencoder"
-"""The network of a run on the CPU, or on digits instead of CIFAR-10, that names neither a network nor how it is optimised."""
+"""The network of a run on the CPU, or on digits instead of CIFAR-10, that names neither a network nor a recipe."""
 
 SMALL_RUN = RECIPES["small"] | {"model": SMALL, "recipe": "small"}
 """The flags of such a run."""
 
 ON_CPU: dict[str, Any] = {"epochs": 3, "limit": 1024}
-"""The fixed small recipe of a run on the CPU without explicit --epochs or --limit; the epochs of `SMALL` are those of its recipe."""
+"""The small recipe of a run on the CPU, for what no flag says; the epochs of `SMALL` are those of its recipe."""
+
+ALL = "all"
+"""The --limit that takes every image, on a CPU, too."""
 
 ON_CPU_BY_RECIPE: dict[str, dict[str, Any]] = {"resnet": {"batch": 32, "lr": 0.05}, "unet": {"batch": 16}}
 """Further flags of such a run: 1,024 images are two batches of 512, in which nothing is learned."""
@@ -150,6 +153,8 @@ def fill(given: SimpleNamespace) -> SimpleNamespace:
     network = _network(chosen)
     recipe = chosen.get("recipe", MODEL_RECIPES.get(network["model"], "default"))
     values = {"recipe": recipe, **DEFAULTS, **RECIPES[recipe], **chosen, **network}
+    if values["limit"] == ALL:
+        values["limit"] = None
     if values["lr"] is None:
         values["lr"] = LEARNING_RATES[values["optimizer"]]
     if values["optimizer"] != "sgd":
@@ -157,8 +162,10 @@ def fill(given: SimpleNamespace) -> SimpleNamespace:
             if name in chosen:
                 raise UsageError(f"--{name} belongs to --optimizer sgd; {values['optimizer']} has its own two (0.9, 0.999)")
         values |= {"momentum": 0.0, "nesterov": False}
-        if RECIPES[recipe]["optimizer"] == "sgd" and "lr" not in chosen:
-            values["lr"] = LEARNING_RATES[values["optimizer"]]  # that of the recipe is sgd's
+    if (values["optimizer"] == "sgd") != (RECIPES[recipe]["optimizer"] == "sgd"):
+        # The recipe's learning rate and momentum are those of the other optimizer.
+        other = {"lr": LEARNING_RATES[values["optimizer"]]} | ({"momentum": BASE["momentum"]} if values["optimizer"] == "sgd" else {})
+        values |= {name: value for name, value in other.items() if name not in chosen}
     if values["nesterov"] and not values["momentum"]:
         raise UsageError("--nesterov needs a --momentum above 0")
     if values["optimizer"] == "adamw" and "weight_decay" not in chosen:
@@ -199,25 +206,32 @@ def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def on_cpu(flags: SimpleNamespace) -> str:
-    """Apply the small recipe unless the user chose --epochs or --limit; return the notice, empty if nothing changed.
+    """Apply the small recipe to every flag that the user did not give; return the notice, empty where nothing is left to it.
 
-    Who chooses nothing of the network and of how it is optimised gets the small network with its recipe.
+    Who gives neither a network nor a recipe gets the small network. Call it before anything reads the flags in another thread.
     """
-    if flags.resume or {"epochs", "limit"} & set(flags.given):
+    if flags.resume:
         return ""
-    small, noun = (FORECAST_ON_CPU, "windows") if flags.model == "s4convd" else (ON_CPU | ON_CPU_BY_RECIPE.get(flags.recipe, {}), "images")
     if flags.model in FITTED:
-        flags.limit = ON_CPU["limit"]
-        return f"NOTE: this runs on the CPU, so it is fitted to {flags.limit:,} images; --limit chooses for itself."
-    if _left_open(flags):
-        small = SMALL_RUN | {"limit": ON_CPU["limit"]}
-    elif flags.model == SMALL:
-        small = {"limit": ON_CPU["limit"]}
-    vars(flags).update({name: value for name, value in small.items() if name not in flags.given})
+        small, noun = {"limit": ON_CPU["limit"]}, "images"
+    elif flags.model == "s4convd":
+        small, noun = FORECAST_ON_CPU, "windows"
+    elif takes_small(flags):
+        small, noun = small_run(flags) | {"limit": ON_CPU["limit"]}, "images"
+    else:
+        own = {"limit": ON_CPU["limit"]} if flags.model == SMALL else ON_CPU
+        small, noun = own | ON_CPU_BY_RECIPE.get(flags.recipe, {}), "images"
+    left = {name: value for name, value in small.items() if name not in flags.given}
+    vars(flags).update(left)
+    if not left.keys() & {"model", "epochs", "limit"}:
+        return ""
     what = f" {SMALL}," if flags.model == SMALL else ""
+    amount = f"{flags.limit:,}" if flags.limit else "all"
+    if flags.model in FITTED:
+        return f"NOTE: this runs on the CPU, so it is fitted to {amount} images; --limit N takes another number, --limit all every image."
     return (
-        f"NOTE: this runs on the CPU, so it is a small run:{what} {flags.epochs} epochs of {flags.limit:,} {noun}.\n"
-        f"      --model, --epochs and --limit choose for themselves; the full recipe takes hours on a CPU, minutes on a GPU."
+        f"NOTE: this runs on the CPU, so it is a small run:{what} {flags.epochs} epoch{'s' if flags.epochs != 1 else ''} of {amount} {noun}.\n"
+        f"      --model, --epochs and --limit (N or all) change that; the full recipe takes hours on a CPU, minutes on a GPU."
     )
 
 
@@ -226,10 +240,10 @@ def on_digits(flags: SimpleNamespace) -> str:
 
     The large network learns less of 1,437 digits than a random encoder has: the features of the small one are worth more.
     """
-    if flags.resume or flags.dataset != "auto" or not _left_open(flags) or "epochs" in flags.given:
+    if flags.resume or flags.dataset != "auto" or not takes_small(flags):
         return ""
-    vars(flags).update({name: value for name, value in SMALL_RUN.items() if name not in flags.given})
-    return f"NOTE: digits stand in for CIFAR-10, so {SMALL} learns them: {flags.epochs} epochs; --model and --epochs choose for themselves."
+    vars(flags).update({name: value for name, value in small_run(flags).items() if name not in flags.given})
+    return f"NOTE: digits stand in for CIFAR-10, so {SMALL} learns them: {flags.epochs} epochs; --model and --epochs change that."
 
 
 def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) -> str:
@@ -258,7 +272,13 @@ def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) ->
     return "\n".join(notes)
 
 
-def _left_open(flags: SimpleNamespace) -> bool:
-    """The user chose nothing of the network and of how it is optimised."""
-    chosen = {"model", "recipe", "weights", "freeze", *RECIPES["small"]} - {"batch", "epochs"}
-    return flags.model == DEFAULTS["model"] and not chosen & set(flags.given)
+def takes_small(flags: SimpleNamespace) -> bool:
+    """The user named neither a network nor a recipe, so a CPU or digits get the small network. Flags of the optimiser alone do not change that."""
+    return flags.model == DEFAULTS["model"] and not {"model", "recipe"} & set(flags.given)
+
+
+def small_run(flags: SimpleNamespace) -> dict[str, Any]:
+    """The flags of the small network's recipe, filled up around what the user gave."""
+    chosen = {name: vars(flags)[name] for name in flags.given}
+    filled = vars(fill(SimpleNamespace(**chosen, model=SMALL)))
+    return {name: filled[name] for name in (*SMALL_RUN, "nesterov")}

@@ -44,12 +44,18 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     flags = start.flags
     flags.quiet = flags.quiet or not team.leads
     own = own_model.function_of(flags.model) if own_model.is_own(flags.model) else None  # before anything is read or downloaded
-    read = loading.reading(flags) if team.size == 1 else None  # beside the imports below; of several ranks the first reads first
     phases.mark("flags")
+    from nbcnn.run.rows import choose_mode
+
+    phases.mark("imports")
+    choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
+    row = choice.row
+    phases.mark("opening the GPU" if row.device == "gpu" else "choosing the mode")
+    note = "" if row.device == "gpu" else recipes.on_cpu(flags)  # before another thread reads the flags
+    read = loading.reading(flags) if team.size == 1 else None  # beside the imports below; of several ranks the first reads first
     from nbcnn.cli import describe, train_data, train_fitted
     from nbcnn.gpu import compile_pool, ranges
     from nbcnn.run.net import Net
-    from nbcnn.run.rows import choose_mode
     from nbcnn.run.session import TrainingSession
     from nbcnn.train.callbacks import EarlyStopping, Progress
     from nbcnn.train.trainer import Trainer
@@ -59,15 +65,12 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
             print(text, file=sys.stderr, flush=True)
 
     phases.mark("imports")
-    choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
     if flags.model in FITTED:
         choice = train_fitted.choice(choice, flags)
-    row = choice.row
-    phases.mark("opening the GPU" if row.device == "gpu" else "choosing the mode")
+        row = choice.row
     if row.device == "gpu":
         compile_pool.warm_up_if_empty()  # workers import the compiler beside what follows
-    else:
-        say(recipes.on_cpu(flags), always=team.leads)
+    say(note, always=team.leads)
     with team.first_on_machine():
         data = train_data.material(flags, read, own)
     say(data.note, always=team.leads)

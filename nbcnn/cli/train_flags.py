@@ -12,6 +12,7 @@ from typing import Any
 from nbcnn.cli import settings, train_loss
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, count, device, flag, one_of, real
 from nbcnn.cli.recipes import (
+    ALL,
     BASE,
     DECOUPLED_DECAY,
     DEFAULTS,
@@ -89,7 +90,7 @@ def parser() -> Parser:
     flag(group, "--size", size, "scale the images of folder:PATH to this many pixels: 64, or 48x64 (rows×columns)", "as they are", metavar="N")
     flag(group, "--test-share", real(0, below=1, exclusive=True), "part of the images set aside for tests, where there is no test/", 0.1)
     flag(group, "--data-dir", str, "folder with the data set's files; downloads go there", "data", metavar="DIR")
-    flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
+    flag(group, "--limit", limit, "use only the first N images of each split", f"all; on a CPU {ON_CPU['limit']:,}", "images")
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
     flag(group, "--augment", augment, "change training images at random: flip, flip:alternate, crop:4 (shift up to 4 pixels), cutout:8", "off")
     flag(group, "--normalise", bool, "take each channel's mean off and divide by its deviation, both of the training images", "divide by 255")
@@ -255,6 +256,14 @@ def dataset(text: str) -> str:
 dataset.metavar = "{" + ",".join((*DATASETS, "folder:PATH", "npz:PATH")) + "}"  # type: ignore[attr-defined]
 
 
+def limit(text: str) -> int | str:
+    """A converter to a number of images, or to `ALL`."""
+    return ALL if text == ALL else count(1)(text)
+
+
+limit.metavar = "N|all"  # type: ignore[attr-defined]
+
+
 def size(text: str) -> str:
     """A converter to a size of images, in the words that were given."""
     return _valid("nbcnn.datasets.own", "size_of", text)
@@ -329,6 +338,7 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolv
     saved = {name: value for name, value in saved.items() if name in {*DEFAULTS, *BASE, "recipe"}}
     values = {**DEFAULTS, **saved, **resolved, "explain": False, "json": False, "quiet": False, "verbose": False}
     for name, value in chosen.items():
+        value = None if (name, value) == ("limit", ALL) else value
         if name not in FREE_ON_RESUME and value not in (values[name], saved.get(name)):
             words = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
             raise UsageError(

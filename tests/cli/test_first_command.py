@@ -9,8 +9,12 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from scripts import ROOT
+
+from nbcnn.cli import extract, recipes, train
+from nbcnn.datasets import cifar10
 
 CONTROLS = ("raw pixels", "random encoder")
 
@@ -62,3 +66,35 @@ def test_the_first_command_and_what_it_proposes_end_in_a_confusion_matrix(tmp_pa
     found = json.loads((folder / "classify.json").read_text())["classifiers"]
     accuracy = {name: found[name]["test_accuracy"] for name in ("encoder", *CONTROLS)}
     assert accuracy["encoder"] > accuracy["random encoder"], accuracy
+
+
+def cifar10_files(folder, count):
+    """The six files of CIFAR-10 with `count` images each, of one colour each."""
+    folder.mkdir()
+    for number, name in enumerate(cifar10.FILES):
+        table = np.zeros((count, cifar10.RECORD), np.uint8)
+        table[:, 0] = np.arange(count) % 10
+        table[:, 1:] = (np.arange(count)[:, None] * 7 + number) % 251
+        (folder / name).write_bytes(table.tobytes())
+
+
+@pytest.mark.parametrize("held", ["nothing", "cifar10"])
+def test_what_the_small_run_of_a_cpu_says_is_what_it_trains_on_resumes_and_extracts(held, tmp_path, monkeypatch, capsys):
+    """Whatever lies in data/: the images are read in a thread beside the imports, which must know the small run's limit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NBCNN_OFFLINE", "1")
+    monkeypatch.setitem(recipes.ON_CPU, "limit", 96)
+    if held == "cifar10":
+        cifar10_files(tmp_path / "data", 120)
+    assert train.main(["--epochs", "1", "--mode", "cpu", "--out", "run"]) == 0
+    said = capsys.readouterr().err
+    name = "digits" if held == "nothing" else "cifar10"
+    assert "small-autoencoder, 1 epoch of 96 images" in said
+    assert f"{name}: 96 training and 96 test images" in said
+    assert "6 training steps per epoch" in said
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["flags"]["limit"], config["data"]["training_images"]) == (96, 96)
+    assert train.main(["--resume", "run", "--epochs", "2"]) == 0
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert extract.main(["run", "--out", "features", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["images"] == 192

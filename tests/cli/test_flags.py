@@ -74,26 +74,64 @@ def test_help_names_what_weight_decay_counts():
     assert {name for name, decay in decays.items() if decay} == wanted
 
 
-@pytest.mark.parametrize(("argv", "small"), [([], True), (["--batch", "8"], True), (["--epochs", "2"], False), (["--limit", "99"], False)])
-def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small):
-    chosen = flags(*argv)
+SMALL_ON_CPU = {"model": "small-autoencoder", "recipe": "small", "optimizer": "adam", "lr": 0.003, "batch": 16, "epochs": 10, "limit": 1024}
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ("", {}),
+        ("--batch 8", {"batch": 8}),
+        ("--epochs 2", {"epochs": 2}),
+        ("--limit 99", {"limit": 99}),
+        ("--limit all", {"limit": None}),
+        ("--epochs 10 --limit 1024", {}),
+        ("--lr 0.05", {"lr": 0.05}),
+        ("--optimizer adamw", {"optimizer": "adamw", "weight_decay": 0.01}),
+        ("--optimizer sgd", {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}),
+        ("--weights run", {"weights": "run"}),
+        ("--seed 3", {"seed": 3}),
+    ],
+)
+def test_a_flag_changes_what_it_names_in_the_small_run_of_a_cpu(words, changed):
+    chosen = flags(*words.split())
     notice = recipes.on_cpu(chosen)
-    assert ("small-autoencoder, 10 epochs of 1,024 images" in notice) is small
-    assert ((chosen.epochs, chosen.limit) == (10, 1024)) is small
-    assert chosen.model == ("small-autoencoder" if small else "autoencoder")
-    if small:
-        wanted = flags("--model", "small-autoencoder", *argv)
-        recipes.on_cpu(wanted)
-        assert vars(chosen) | {"given": 0} == vars(wanted) | {"given": 0}, "the small network has the same recipe by name"
-        train_flags.check({name: value for name, value in vars(chosen).items() if name != "given"})
+    wanted = SMALL_ON_CPU | changed
+    assert {name: value for name, value in vars(chosen).items() if name in wanted} == wanted
+    named = flags("--model", "small-autoencoder", *words.split())
+    recipes.on_cpu(named)
+    assert vars(chosen) | {"given": 0} == vars(named) | {"given": 0}, "the small network has the same recipe by name"
+    train_flags.check({name: value for name, value in vars(chosen).items() if name != "given"})
+    assert f"small-autoencoder, {wanted['epochs']} epochs of {format(wanted['limit'], ',') if wanted['limit'] else 'all'} images" in notice
 
 
-@pytest.mark.parametrize("words", ["--model autoencoder", "--recipe default", "--lr 0.05", "--momentum 0.5", "--optimizer sgd", "--weights run"])
-def test_who_chooses_the_network_or_its_optimisation_keeps_the_large_one_on_a_cpu(words):
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("--model autoencoder", {"epochs": 3, "limit": 1024}),
+        ("--recipe default", {"epochs": 3, "limit": 1024}),
+        ("--model autoencoder --epochs 2", {"limit": 1024}),
+        ("--model resnet18 --limit 64", {"epochs": 3, "batch": 32, "lr": 0.05}),
+        ("--model resnet18 --epochs 1 --limit all", {"batch": 32, "lr": 0.05}),
+        ("--model s4convd --epochs 1", {"limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.012}),
+        ("--model patches", {"limit": 1024}),
+        ("--model patches --limit all", {}),
+    ],
+)
+def test_who_names_the_network_keeps_it_and_its_recipe_on_a_cpu(words, wanted):
     chosen, before = flags(*words.split()), vars(flags(*words.split()))
     notice = recipes.on_cpu(chosen)
-    assert "small run: 3 epochs of 1,024 images" in notice
-    assert vars(chosen) == before | {"epochs": 3, "limit": 1024}
+    assert bool(notice) == bool(wanted.keys() & {"epochs", "limit"})
+    assert vars(chosen) == before | wanted
+
+
+def test_an_optimizer_of_another_kind_than_the_recipes_has_its_own_rate_and_momentum():
+    chosen = flags("--model", "mnist-cnn", "--optimizer", "sgd")
+    assert (chosen.lr, chosen.momentum) == (0.1, 0.9)
+    chosen = flags("--model", "resnet18", "--optimizer", "adam")
+    assert (chosen.lr, chosen.momentum) == (0.001, 0.0)
+    chosen = flags("--model", "mnist-cnn", "--optimizer", "sgd", "--lr", "0.5", "--momentum", "0")
+    assert (chosen.lr, chosen.momentum) == (0.5, 0.0)
 
 
 def test_another_model_on_a_cpu_keeps_its_recipe():
@@ -159,7 +197,7 @@ def test_the_names_that_flags_offer_are_those_of_what_they_name():
 
 
 @pytest.mark.parametrize(
-    ("words", "model"), [([], "small-autoencoder"), (["--epochs", "2"], "autoencoder"), (["--model", "autoencoder"], "autoencoder")]
+    ("words", "model"), [([], "small-autoencoder"), (["--epochs", "2"], "small-autoencoder"), (["--model", "autoencoder"], "autoencoder")]
 )
 def test_digits_that_stand_in_for_cifar_10_get_the_small_network(words, model):
     """On a GPU, too: the features of the large one are worth less there than those of a random encoder."""
@@ -168,5 +206,5 @@ def test_digits_that_stand_in_for_cifar_10_get_the_small_network(words, model):
     note = recipes.on_digits(flags)
     assert (flags.model, bool(note)) == (model, model == "small-autoencoder")
     if note:
-        assert (flags.recipe, flags.epochs, flags.optimizer) == ("small", 10, "adam")
+        assert (flags.recipe, flags.epochs, flags.optimizer) == ("small", 2 if words else 10, "adam")
         assert "digits stand in for CIFAR-10" in note
