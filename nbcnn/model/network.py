@@ -22,6 +22,7 @@ from nbcnn.model.evaluation import evaluated, probabilities, split
 from nbcnn.model.examples import batches_of, from_dataset, targets_of, validation_of
 from nbcnn.model.history import History
 from nbcnn.model.training import Data, Past, new_folder, train
+from nbcnn.model.turns import in_turn
 from nbcnn.model.views import PLAIN, Views
 from nbcnn.model.weights import Weights
 from nbcnn.nn import models
@@ -68,7 +69,8 @@ class Model(Weights):
                  by 255.
 
     Images are uint8 or floats, see `nbcnn.datasets.arrays`. A model is a context manager: `close` lets its GPU memory go. One process trains on
-    one GPU; several train together by `nbcnn launch` alone. Raises UsageError for layers, losses and names that do not go together,
+    one GPU; several train together by `nbcnn launch` alone. Several threads may call one model: calls take turns, and one that comes during a `fit`
+    waits for its end. Raises UsageError for layers, losses and names that do not go together,
     GpuUnavailable for a GPU's mode without a GPU.
 
     Example:
@@ -132,6 +134,7 @@ class Model(Weights):
         """The loss layer, None without one."""
         return self._layers[-1] if hasattr(self._layers[-1], "needs_labels") else None
 
+    @in_turn
     def build(self, shape: Sequence[int]) -> Self:
         """Make the network for examples of `shape`, (C, H, W) or (F,), with its first weights. Returns the model.
 
@@ -160,6 +163,7 @@ class Model(Weights):
         """Take examples of `form`, instead of the form of the first data."""
         self.form, self._learnt = form, True
 
+    @in_turn
     def summary(self) -> Shown:
         """Layers, shapes of their outputs without the batch, parameters; as text. Raises UsageError before it is built."""
         net = self.net
@@ -167,6 +171,7 @@ class Model(Weights):
         note = f"\n{frozen} of {len(net.params.layout.names)} parameters frozen" if frozen else ""
         return Shown(f"{summary(net.layers, net.input_shape)}{note}\n{net.mode} {net.precision} on {net.device_name} ({net.why})")
 
+    @in_turn
     def explain(self, batch_size: int = 256) -> Shown:
         """Every step of the plan of a batch's forward and backward pass: op, shapes, kernel, flops, bytes, floor; as text."""
         net, batch_size = self.net, whole_number("explain", "batch_size", batch_size)
@@ -188,6 +193,7 @@ class Model(Weights):
 
     # -- training
 
+    @in_turn
     def fit(
         self,
         x: Any,
@@ -285,6 +291,7 @@ class Model(Weights):
         assert self.form is not None
         test_images, test_targets = validation_of(self.net, self.form, validation_data, channels_last)
         with ExitStack() as held:
+            held.enter_context(self._trains())
             return train(
                 self,
                 Data(images, targets, test_images, test_targets, batches, name),
@@ -325,6 +332,7 @@ class Model(Weights):
 
     # -- what it knows
 
+    @in_turn
     def predict(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> Any:
         """The network's output for examples or a single one, float32 (N, …): logits, reconstructions in 0..1, whatever its last layer makes.
 
@@ -350,6 +358,7 @@ class Model(Weights):
             raise UsageError(f"there is nothing to predict: the array is {given.shape}")
         return split(views.predict(net, self.form.take(x, channels_last), batch_size), net.output_shapes)
 
+    @in_turn
     def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> np.ndarray:
         """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1. Of `views` the outputs are averaged.
 
@@ -358,6 +367,7 @@ class Model(Weights):
         self._classifies("predict_proba")
         return probabilities(self.net, np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last, views=views)))
 
+    @in_turn
     def predict_classes(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> np.ndarray:
         """The most probable class of every example, int64 (N,), or of every pixel, (N, H, W); of `views` of the mean logits.
 
@@ -372,6 +382,7 @@ class Model(Weights):
         if len(self.net.output_shapes) > 1:
             raise UsageError(f"{what} is for networks with one output; predict gives a tuple of all outputs of this one")
 
+    @in_turn
     def evaluate(
         self, x: Any, y: Any = None, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = ""
     ) -> dict[str, float]:
@@ -406,6 +417,7 @@ class Model(Weights):
             return self._encoder(first[-1][0]).predict(images, batch)
         return self.normalisation.done(images) if self.normalisation else seen(images)
 
+    @in_turn
     def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> Any:
         """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …), for examples as `predict` takes them.
 
@@ -427,6 +439,7 @@ class Model(Weights):
 
     # -- files
 
+    @in_turn
     def save(self, path: Path | str) -> Path:
         """Write the network into one safetensors file: weights, layers, input's shape and form, class names, precision, versions.
 
@@ -436,6 +449,7 @@ class Model(Weights):
 
     # -- memory
 
+    @in_turn
     def close(self) -> None:
         """Let the memory of the network go, on a GPU its GPU memory. The model can be saved or used no more."""
         for net in (self._net, *self._encoders.values()):
@@ -446,16 +460,17 @@ class Model(Weights):
         self._net, self._encoders, self._trained = None, {}, Past()
         gc.collect()
 
+    @in_turn
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, copy and joblib: the description and the weights; the optimizer's state is not kept."""
-        made = {name: value for name, value in vars(self).items() if name not in ("_net", "_encoders", "_trained")}
+        made = {name: value for name, value in super().__getstate__().items() if name not in ("_net", "_encoders", "_trained")}
         held = None if self._net is None else (self._net.input_shape, self._net.precision, self._net.params.as_dict())
         return made | {"held": held}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the network again, on a machine that may have another mode."""
         held = state.pop("held")
-        vars(self).update({"_closed": False} | state, _net=None, _encoders={}, _trained=Past())
+        super().__setstate__({"_closed": False} | state | {"_net": None, "_encoders": {}, "_trained": Past()})
         if held:
             shape, precision, weights = held
             choice = files.choice_of(self._mode if self._mode == "cpu" else "auto", None, precision)

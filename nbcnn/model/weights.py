@@ -11,17 +11,19 @@ import numpy as np
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
+from nbcnn.model.turns import Turns, in_turn
 from nbcnn.nn.optim import FROZEN, Factor, check_number, matching
 from nbcnn.run.net import Net
 
 
-class Weights:
+class Weights(Turns):
     """What has a network, once it is built, and the factors by which learning rates and decays of its parameters are multiplied.
 
     Factors that are set before the network is built wait for it (`_meet_factors`).
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._net: Net | None = None
         self._closed = False
         self._factors: dict[str, Factor] = {}
@@ -36,10 +38,12 @@ class Weights:
             raise UsageError("the network is not built: its input's shape is not known yet; call build(shape) or fit")
         return self._net
 
+    @in_turn
     def weights(self) -> dict[str, np.ndarray]:
         """Copies of all parameters and running statistics, float32, by name ("conv1.weight"). Raises UsageError before the network is built."""
         return self.net.params.as_dict()
 
+    @in_turn
     def set_weights(self, tensors: Mapping[str, Any]) -> None:
         """Replace the parameters and running statistics that are named in `tensors`, arrays of their shapes; the others stay.
 
@@ -57,6 +61,7 @@ class Weights:
             held[name] = made
         self.net.params.load_dict(held)
 
+    @in_turn
     def load_weights(self, path: Path | str, *, partial: bool = False) -> files.Loaded:
         """Take the weights of a file, a checkpoint or a run folder, for parameters of the same name and shape.
 
@@ -77,6 +82,7 @@ class Weights:
         """Train the parameters that match `pattern` again, at the optimizer's own rate. Returns their names."""
         return self.set_factors(pattern)
 
+    @in_turn
     def set_factors(self, pattern: str, *, lr: float = 1.0, weight_decay: float = 1.0) -> list[str]:
         """Multiply learning rate and weight decay of the parameters that match `pattern` (as in `freeze`) in every later `fit`. Returns their names.
 

@@ -33,6 +33,8 @@ RING = 3
 """Chunks on the GPU: one is trained on, one is copied, one is ready."""
 PINNED = 5
 """Chunks of page-locked host memory: as on the GPU, and two that are being filled."""
+FEEDER = "nbcnn-feeder"
+"""How the names of threads begin that collect images, or read the batches of a callable."""
 POLL_SECONDS = 50e-6
 PATIENCE = 5.0
 """Seconds of polling for a copy after which ranks ask whether the others are still there."""
@@ -133,7 +135,7 @@ class Feeder:
         self._pinned = [{name: self._uploads.pinned(sizes[name], source.dtype.name) for name, source in sources.items()} for _ in range(PINNED)]
         # One thread for batches of a callable: they have an order.
         self._threads = 1 if batches else workers()
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="nbcnn-feeder")
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=FEEDER)
         self._order = np.empty(0, np.int64)
         self._filling: dict[int, list[Future[None]]] = {}
         self._copied: dict[int, Any] = {}  # the end of each chunk's copy, an event

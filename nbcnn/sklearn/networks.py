@@ -250,9 +250,9 @@ class ConvClassifier(ClassifierMixin, _Network):
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def _logits(self, X: Any) -> np.ndarray:
-        rows = self._examples(X, reset=False)
-        made = self._in_batches(rows, lambda part: self.model_.predict(part, batch_size=FIXED_BATCH, channels_last=False))
-        return logits_of(self.model_.loss, made).astype(np.float32) if self.model_.net.ended[0] else made
+        rows, model = self._examples(X, reset=False), self.model_
+        made = self._in_batches(rows, lambda part: model.predict(part, batch_size=FIXED_BATCH, channels_last=False))
+        return logits_of(model.loss, made).astype(np.float32) if model.net.ended[0] else made
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class in the order of `classes_`, float32 (n, classes)."""
