@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -29,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.datasets import DataCorrupt, DataMissing
-from nbcnn.files import document
+from nbcnn.files import document, npy, regular
 
 SPLITS = ("train", "test")
 STORAGES = ("npy", "csv")
@@ -52,13 +50,6 @@ _FORM = {
         "layer?": (str, None),
     },
 }
-_NPY_PREAMBLE, _LONGEST_HEADER = 10, 1 << 10
-_NPY = re.compile(
-    rb"\x93NUMPY\x01\x00(?P<length>..)"
-    rb"\{'descr': '(?P<kind>[<>|=]?[a-zA-Z]\d{1,2})', 'fortran_order': (?P<columns>True|False), 'shape': \((?P<shape>[0-9, ]{0,80})\), \} *\n",
-    re.DOTALL,
-)
-"""The header of an npy file of numbers, as NumPy has written it since version 1.0 of the format."""
 CHUNK_BYTES = 1 << 24
 
 
@@ -228,32 +219,21 @@ def _read_npy(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarra
 
 
 def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A read-only memory map of an npy file that must be `dtype` and `shape`, and hold nothing else.
-
-    Not by np.load, which reads archives and pickles too, and evaluates the header.
-    """
-    if not path.is_file():
-        raise DataMissing(f"{path} is missing beside {INDEX}. {_AGAIN}")
-    with open(path, "rb") as file:
-        found = _NPY.match(file.read(_LONGEST_HEADER))
-    if found is None:
-        raise DataCorrupt(path, 0, "truncated or no npy file of numbers", _AGAIN)
-    kind, columns, extents = found["kind"].decode(), found["columns"] == b"True", tuple(int(n) for n in found["shape"].split(b",") if n.strip())
-    if kind != dtype or columns or extents != shape:
-        order = " by columns" if columns else ""
-        raise DataCorrupt(path, 0, f"holds {_words(kind)} {extents}{order}, {INDEX} says {_words(dtype)} {shape}", _AGAIN)
-    nbytes, wanted = path.stat().st_size, found.end() + math.prod(shape) * 4
-    if nbytes != wanted or int.from_bytes(found["length"], "little") != found.end() - _NPY_PREAMBLE:
-        raise DataCorrupt(path, min(nbytes, wanted), f"truncated or too long: {nbytes:,} bytes, {shape} needs {wanted:,}", _AGAIN)
-    return np.memmap(path, dtype, "r", found.end(), shape) if math.prod(shape) else np.empty(shape, dtype)
-
-
-def _words(kind: str) -> str:
-    """NumPy's name of a type."""
+    """A read-only memory map of an npy file that must be `dtype` and `shape`, and hold nothing else."""
     try:
-        return np.dtype(kind).name
-    except TypeError:
-        return kind
+        with regular.opened(path) as file:
+            nbytes = regular.size(file)
+            found = npy.header(file, nbytes)
+    except FileNotFoundError:
+        raise DataMissing(f"{path} is missing beside {INDEX}. {_AGAIN}") from None
+    except npy.NpyError as error:
+        raise DataCorrupt(path, 0, str(error), _AGAIN) from None
+    except OSError as error:
+        raise DataCorrupt(path, 0, f"cannot be read ({error.strerror})", _AGAIN) from None
+    if found.dtype != np.dtype(dtype) or found.columns or found.shape != shape:
+        order = " by columns" if found.columns else ""
+        raise DataCorrupt(path, 0, f"holds {found.dtype.name} {found.shape}{order}, {INDEX} says {np.dtype(dtype).name} {shape}", _AGAIN)
+    return npy.mapped(path, found)
 
 
 def _read_csv(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:

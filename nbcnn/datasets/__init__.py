@@ -103,7 +103,7 @@ def load_series(name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit
 
 
 def _load_own(given: own.Own, limit: int | None, log: Log, progress: Log | None) -> Dataset:
-    return folder.load(given, limit, log, progress) if given.kind == "folder" else npz.load(given, log)
+    return folder.load(given, limit, log, progress) if given.kind == "folder" else npz.load(given, log, limit)
 
 
 def _load(name: str, where: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:

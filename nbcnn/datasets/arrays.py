@@ -124,10 +124,14 @@ def _pixels(array: np.ndarray, name: str) -> np.ndarray:
 def _float32(array: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         made = array.astype(np.float32, copy=False)
-    # A finite float64 can be an infinite float32, so the result is looked at.
-    if not np.isfinite(made).all():
-        at = np.unravel_index(int(np.argmin(np.isfinite(made).reshape(-1))), made.shape)
-        raise UsageError(f"{name} hold {array[at]} in number {at[0]}, which is no finite float32: every value must be one")
+    # A finite float64 can be an infinite float32, so the result is looked at; by blocks, since it may be a memory map larger than memory.
+    rows = max(1, _BLOCK // max(1, made[:1].size))
+    for start in range(0, len(made), rows):
+        finite = np.isfinite(made[start : start + rows])
+        if not finite.all():
+            place = np.unravel_index(int(np.argmin(finite.reshape(-1))), finite.shape)
+            at = (start + int(place[0]), *map(int, place[1:]))
+            raise UsageError(f"{name} hold {array[at]} in number {at[0]}, which is no finite float32: every value must be one")
     return made
 
 

@@ -225,7 +225,7 @@ DAMAGES = {
     "label 10": (label_ten, "train image 0 has label 10"),
     "float64": (another_dtype, "holds float64"),
     "pickle": (lambda folder: np.save(folder / "train_labels.npy", np.array([{}])), "train_labels.npy"),
-    "open bracket": (lambda folder: rewrite(folder, b"(23,", b"((3,"), "train_features.npy.*no npy file"),
+    "open bracket": (lambda folder: rewrite(folder, b"(23,", b"((3,"), "train_features.npy.*header is not one"),
     "archive": (lambda folder: (folder / "train_features.npy").write_bytes(b"PK\x03\x04" + bytes(200)), "train_features.npy.*no npy file"),
     "bytes behind": (lambda folder: rewrite(folder, b"\x93NUMPY", b"\x93NUMPY", b"more"), "train_features.npy.*too long"),
     "no npy": (lambda folder: (folder / "train_features.npy").write_bytes(b"hello"), "train_features.npy"),

@@ -181,7 +181,7 @@ def test_arrays_with_masks(tmp_path, rng):
     with pytest.raises(DataError, match="masks of one part only"):
         datasets.load(f"npz:{tmp_path / 'half.npz'}")
     np.savez(tmp_path / "odd.npz", images=images, masks=np.zeros((10, 5, 5), np.uint8))
-    with pytest.raises(DataError, match="train_masks are"):
+    with pytest.raises(DataError, match="masks are"):
         datasets.load(f"npz:{tmp_path / 'odd.npz'}")
 
 

@@ -337,7 +337,7 @@ IMAGES = np.zeros((4, 3, 8, 8), np.uint8)
     ("arrays", "message"),
     [
         ({"pictures": IMAGES}, "it needs train_images and test_images, or images"),
-        ({"images": IMAGES[:0]}, "there are no images"),
+        ({"images": IMAGES[:0]}, "has no images"),
         ({"images": IMAGES[:1]}, "at least two"),
         ({"images": IMAGES, "labels": np.zeros(3, int)}, "3 labels for 4 images"),
         ({"images": IMAGES, "labels": np.array([0, 1, 2, 0.5])}, "a class is a whole number"),

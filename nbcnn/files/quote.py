@@ -1,0 +1,50 @@
+"""Text of files and users in messages: short, and without what a terminal would take for a command.
+
+`quoted` is for one value, `brief` for the words of another program's error, `printable` for whole messages. The standard library suffices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+QUOTED, BRIEF = 60, 200
+"""Characters of a value, and of another program's words, at most."""
+
+
+def quoted(value: Any) -> str:
+    """`value` as Python writes it, in at most 60 characters, with escape sequences and what cannot be printed escaped.
+
+    >>> quoted("a\\x1b[31mb"), quoted([1, 2]), len(quoted("(" * 10_000))
+    ("'a\\\\x1b[31mb'", '[1, 2]', 60)
+    """
+    if isinstance(value, str | bytes):
+        value = value[: QUOTED + 1]
+    try:
+        text = printable(repr(value), "")
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list of thousands of levels
+        return f"a very large {type(value).__name__}"
+    return _cut(text, QUOTED)
+
+
+def brief(error: object) -> str:
+    """The words of an error, or another text, in one line of at most 200 characters, all of them printable."""
+    try:
+        text = str(error) or type(error).__name__
+    except (ValueError, RecursionError):
+        text = type(error).__name__
+    return _cut(printable(" ".join(text[: 4 * BRIEF].split()), ""), BRIEF)
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    """`text` with all characters that cannot be printed, but for those `kept`, as Python escapes them.
+
+    >>> printable("a\\x1b[31mb\\n")
+    'a\\\\x1b[31mb\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in kept else each.encode("unicode_escape").decode() for each in text)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

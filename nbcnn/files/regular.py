@@ -1,0 +1,38 @@
+"""Opening what is read: regular files alone. A FIFO would be waited for, a device has no end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def opened(path: Path | str) -> BinaryIO:
+    """The file at `path`, open for reading bytes. Raises OSError, also for what is no regular file (after its links)."""
+    # Without O_NONBLOCK the opening of a FIFO waits for somebody who writes.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        mode = os.fstat(number).st_mode
+        if not stat.S_ISREG(mode):
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def size(file: BinaryIO) -> int:
+    """The bytes of an open file."""
+    return os.fstat(file.fileno()).st_size
+
+
+def read(path: Path | str, most: int | None = None) -> bytes:
+    """The content of the file at `path`. Raises OSError, also for what is no regular file and for more than `most` bytes."""
+    with opened(path) as file:
+        if most is not None and size(file) > most:
+            raise OSError(errno.EFBIG, f"it has {size(file):,} bytes, and at most {most:,} are read", str(path))
+        return file.read() if most is None else file.read(most)
