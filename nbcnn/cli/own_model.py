@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import json
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
-from nbcnn.files.suggest import nearest
 
 
 def is_own(model: str) -> bool:
@@ -24,13 +19,7 @@ def is_own(model: str) -> bool:
 
 def function_of(model: str) -> Callable[..., Any]:
     """The function that `model` names; its file or module is run. Raises UsageError if there is no such file, module or function."""
-    where, _, name = model.rpartition(":")
-    module = _module(where)
-    function = getattr(module, name, None)
-    if not callable(function):
-        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-        raise UsageError(f"{where} has no function {name!r}{nearest(name, known)}; it has {', '.join(known) or 'none'}")
-    return function
+    return user_code.function_of(model, "--model")
 
 
 def layers_of(model: str, shape: Sequence[int], function: Callable[..., Any] | None = None) -> Any:
@@ -73,25 +62,3 @@ def digest(layers: Sequence[Any]) -> str:
 
     graph = wiring(layers)
     return hashlib.sha256(json.dumps([as_data(layers), graph] if graph else as_data(layers), sort_keys=True).encode()).hexdigest()
-
-
-def _module(where: str) -> ModuleType:
-    try:
-        if not where.endswith(".py"):
-            if "" not in sys.path and str(Path.cwd()) not in sys.path:
-                sys.path.insert(0, str(Path.cwd()))  # a console script does not have the present folder there, `python -m` has
-            return importlib.import_module(where)
-        path = Path(where)
-        if not path.is_file():
-            raise UsageError(f"--model: there is no file {path}")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)  # where dataclasses look for it
-        spec.loader.exec_module(module)
-        return module
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"--model: {where} cannot be imported: {type(error).__name__}: {error}") from error

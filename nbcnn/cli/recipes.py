@@ -194,7 +194,7 @@ def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
         raise UsageError(f"--{for_images[0].replace('_', '-')} is for images, s4convd forecasts series")
     if ("size" in chosen or "test_share" in chosen) and ":" not in dataset:
         name = "size" if "size" in chosen else "test-share"
-        raise UsageError(f"--{name} is for --dataset folder:PATH and npz:PATH, this is {dataset}")
+        raise UsageError(f"--{name} is for a custom --dataset (folder:PATH, npz:PATH, FILE.py:FUNCTION), this is {dataset}")
     trained = [name for name in TRAINED if name in chosen and model in FITTED]
     if trained:
         raise UsageError(f"--{trained[0].replace('_', '-')} is for networks that are trained; --model {model} is fitted to the images in one pass")

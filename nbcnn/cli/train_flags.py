@@ -84,7 +84,7 @@ def parser() -> Parser:
         "--dataset",
         dataset,
         "data set; auto: CIFAR-10 if it is there or can be had quickly, else digits; energy for s4convd; folder:PATH for images of your own, "
-        "a subfolder a class; npz:PATH for arrays",
+        "a subfolder a class; npz:PATH for arrays; FILE.py:FUNCTION for what a function returns",
         "auto",
     )
     flag(group, "--size", size, "scale the images of folder:PATH to this many pixels: 64, or 48x64 (rows×columns)", "as they are", metavar="N")
@@ -246,14 +246,13 @@ DATASETS = ("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "sh
 
 
 def dataset(text: str) -> str:
-    """A converter to the name of a data set; folder:PATH and npz:PATH are looked for later."""
-    kind, colon, path = text.partition(":")
-    if colon and path and kind in ("folder", "npz"):
-        return text
-    return one_of(*DATASETS, "folder:PATH", "npz:PATH")(text)
+    """A converter to the name of a data set; folder:PATH, npz:PATH and FILE.py:FUNCTION are looked for later."""
+    from nbcnn.datasets import own
+
+    return text if own.is_own(text) else one_of(*DATASETS, *own.FORMS)(text)
 
 
-dataset.metavar = "{" + ",".join((*DATASETS, "folder:PATH", "npz:PATH")) + "}"  # type: ignore[attr-defined]
+dataset.metavar = "{" + ",".join((*DATASETS, "folder:PATH", "npz:PATH", "FILE.py:FUNCTION")) + "}"  # type: ignore[attr-defined]
 
 
 def limit(text: str) -> int | str:

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from nbcnn.datasets import cifar10, digits, energy, folder, mnist, npz, own, photos, shapes
+from nbcnn.datasets import cifar10, digits, energy, folder, function, mnist, npz, own, photos, shapes
 from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, DataTooLarge, Log, Masks
 from nbcnn.datasets.series import SeriesDataset
 from nbcnn.files.suggest import nearest
@@ -59,7 +59,7 @@ def load(
     log: Log = log_to_stderr,
     progress: bool = True,
 ) -> Dataset:
-    """Data set `name`, one of `NAMES`, or folder:PATH or npz:PATH; `limit` cuts training and test set to that many images each.
+    """Data set `name`, one of `NAMES`, or folder:PATH, npz:PATH or file.py:function; `limit` cuts training and test set to that many images each.
 
     Files are looked for in `data_dir`, and downloads go there; `photos`, `digits` and `shapes` need none. `download=False` or the
     environment variable NBCNN_OFFLINE=1 keeps it from the network. "auto" is CIFAR-10 if it is there or can be had quickly, else
@@ -83,7 +83,7 @@ def load(
 
 
 def is_known(name: str) -> bool:
-    """True for the name of a data set: of `NAMES` or `SERIES`, folder:PATH, npz:PATH."""
+    """True for the name of a data set: of `NAMES` or `SERIES`, or of the form of a custom one (`own.FORMS`)."""
     return name in NAMES or name in SERIES or own.is_own(name)
 
 
@@ -103,7 +103,9 @@ def load_series(name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit
 
 
 def _load_own(given: own.Own, limit: int | None, log: Log, progress: Log | None) -> Dataset:
-    return folder.load(given, limit, log, progress) if given.kind == "folder" else npz.load(given, log, limit)
+    if given.kind == "folder":
+        return folder.load(given, limit, log, progress)
+    return npz.load(given, log, limit) if given.kind == "npz" else function.load(given, log, limit)
 
 
 def _load(name: str, where: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:

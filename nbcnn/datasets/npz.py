@@ -87,7 +87,23 @@ def load(own: Own, log: Log, limit: int | None = None) -> Dataset:
 
     Raises DataMissing, DataTooLarge, and DataError naming the array that cannot be used.
     """
-    found = _found(own.path)
+    return made_of(_found(own.path), own, log, limit)
+
+
+def of_arrays(given: Mapping[str, Any]) -> dict[str, Found]:
+    """The arrays of `NAMES` that a mapping holds, by the first of their names."""
+
+    def found(name: str) -> Found:
+        array = np.asarray(given[name])
+        return Found(
+            name, npy.Header(array.dtype, array.shape, columns=False, offset=0), lambda rows: array if rows is None else array[rows], held=False
+        )
+
+    return {name: found(known) for name, known in _present(given).items()}
+
+
+def made_of(found: Mapping[str, Found], own: Own, log: Log, limit: int | None = None) -> Dataset:
+    """The data set of arrays by the names of `NAMES`, which came from `own`. Raises as `load`."""
     for name, each in found.items():
         _check_form(own.path, name, each)
     last = _whole(own.path, found["channels_last"]) if "channels_last" in found else None
@@ -113,7 +129,7 @@ def load(own: Own, log: Log, limit: int | None = None) -> Dataset:
         raise DataError(f"{own.path}: training images are {train.shape}, test images {test.shape}: they must be (M, C, H, W) of one size")
     if train.dtype != test.dtype:
         raise DataError(f"{own.path}: training images are {train.dtype}, and test images {test.dtype}: save both as uint8, or both as floats")
-    source, masks = f"arrays of {own.path.resolve()}, {train.dtype}", _masks(found, beside["masks"], [train, test], rows, own.path, log)
+    source, masks = f"arrays of {own.location}, {train.dtype}", _masks(found, beside["masks"], [train, test], rows, own.path, log)
     labels, classes = _labels(found, beside["labels"], rows, own.path)
     return Dataset(own.name, source, train, labels[0], test, labels[1], classes, masks)
 

@@ -40,8 +40,12 @@ class Layer(Arguments):
         (True, (3, 8, 8))
     """
 
-    def __call__(self, values: Any) -> Value:
-        """The value that the layer makes of a value, or of a list of them."""
+    def __call__(self, values: Any, *more: Any) -> Value:
+        """The value that the layer makes of a value, or of a list of them. Raises UsageError, which shows the line to write, for several values."""
+        if more:
+            name = type(self).__name__
+            line = f"several values go into a list: {name}()([a, b])" if joins(self) else f"it takes one value: {name}(…)(x)"
+            raise UsageError(f"{name} is called on {1 + len(more)} arguments; {line}")
         return _call(self, values)
 
 

@@ -1,0 +1,62 @@
+"""This module imports functions of the user's that a flag names: file.py:function, or package.module:function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
+
+
+def is_function(name: str) -> bool:
+    """Whether `name` has the form file.py:function or package.module:function.
+
+    Example:
+        >>> is_function("leaves.py:load"), is_function("folder:photographs/leaves"), is_function("cifar10")
+        (True, False, False)
+    """
+    where, colon, function = name.rpartition(":")
+    return bool(colon) and function.isidentifier() and (where.endswith(".py") or all(part.isidentifier() for part in where.split(".")))
+
+
+def function_of(name: str, flag: str) -> Callable[..., Any]:
+    """The function that `name` says, the value of `flag`; its file or module is run.
+
+    Raises UsageError if there is no such file, module or function, or if the file raises.
+    """
+    where, _, function = name.rpartition(":")
+    module = _module(where, flag)
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
+        raise UsageError(f"{flag}: {where} has no function {function!r}{nearest(function, known)}; it has {', '.join(known) or 'none'}")
+    return found
+
+
+def _module(where: str, flag: str) -> ModuleType:
+    try:
+        if not where.endswith(".py"):
+            if "" not in sys.path and str(Path.cwd()) not in sys.path:
+                sys.path.insert(0, str(Path.cwd()))  # a console script does not have the present folder there, `python -m` has
+            return importlib.import_module(where)
+        path = Path(where)
+        if not path.is_file():
+            raise UsageError(f"{flag}: there is no file {path}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)  # where dataclasses look for it
+        spec.loader.exec_module(module)
+        return module
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{flag}: {where} cannot be imported: {type(error).__name__}: {error}") from error
