@@ -153,7 +153,7 @@ def check_row(row: Row, device: Any, cases: list[Case]) -> Iterator[Finding]:
 
 def runnable(row: Row, op: str, device: Any) -> list[tuple[str, Impl]]:
     """The implementations of `op` in `row` that this GPU can run."""
-    return [(part, impl) for part, impl in row.chain(op) if impl.lacks(device.capability) is None]
+    return [(part, impl) for part, impl in row.chain(op) if impl.lacks(device.target) is None]
 
 
 def distinct(row: Row, op: str, device: Any) -> list[tuple[str, Impl]]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.language import SIMULATOR
+from nbcnn.gpu.target import H200, Target
 from nbcnn.ops.kernel.call import Call, Impl, Out, Shape, follows_layout, stored_dtype
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import decode, encode
@@ -42,6 +44,12 @@ def pack_array(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
     return np.where(index >= 0, flat[np.maximum(index, 0)], 0).reshape(-1, index.shape[-1]).sum(0, dtype=flat.dtype)
 
 
+def target_on(device: Any) -> Target:
+    """The GPU for which an op on `device` gets its tile, if no other is named: this one with an H200's multiprocessors; for a host an H200."""
+    target = device.target if device.name == "gpu" else replace(H200, simulated=SIMULATOR)
+    return replace(target, multiprocessors=H200.multiprocessors)
+
+
 class Unsupported(ValueError):
     """The implementation does not run these shapes; the message gives its reason."""
 
@@ -50,8 +58,8 @@ class Bound:
     """One op bound to arrays of `device`: run it as often as wanted, then read its outputs.
 
     `ins` are NumPy arrays of logical shape; `outs` says what to allocate. `store` is how activations are kept
-    (`nbcnn.plan.storage`): float32 inputs are rounded to it, outputs are read back from it. Raises Unsupported if the
-    implementation does not run the shapes.
+    (`nbcnn.plan.storage`): float32 inputs are rounded to it, outputs are read back from it. `target` is the GPU whose tile is
+    taken (None: `target_on`). Raises Unsupported if the implementation does not run the shapes.
     """
 
     def __init__(
@@ -65,7 +73,7 @@ class Bound:
         attrs: Mapping[str, Any] | None = None,
         layout: str = "NCHW",
         tile: Any = None,
-        multiprocessors: int = 132,
+        target: Target | None = None,
         store: str = "float32",
     ) -> None:
         self.op, self.layout, self.device = op, layout, device
@@ -81,11 +89,12 @@ class Bound:
             "in_dtypes": kinds("in", [(a.shape, a.dtype.name) for a in ins]),
             "out_dtypes": kinds("out", out_specs),
         }
+        target = target or target_on(device)
         bare = Call(op, (), (), in_shapes, out_shapes, attrs, layout, **dtypes)
-        reason = impl.supports(bare)
+        reason = impl.supports(bare, target)
         if reason:
             raise Unsupported(f"{op}: {reason}")
-        tile = tile if tile is not None else impl.tile(bare, multiprocessors)
+        tile = tile if tile is not None else impl.tile(bare, target)
 
         def stored(position: int, array: np.ndarray) -> np.ndarray:
             follows = follows_layout(op, "in", position, array.shape)

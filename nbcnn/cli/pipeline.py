@@ -222,7 +222,7 @@ def _compile_ahead(job: Job, compiling: Behind, net: Any, data: Any, compiled: i
 
         model = recipes.fill(SimpleNamespace(**vars(job.given))).model
         # Planned for this GPU, in host memory that is never touched.
-        place = Absent(net.device.capability, net.device.multiprocessors)
+        place = Absent(net.device.target)
         layers = models.encoder(data.layers, cut(model, job.own.at))
         encoder = Net(layers, data.shape, choice=Choice(net.row, net.why), device=place, normalisation=net.normalisation)
         launches = list(extracting(encoder, len(data.train), len(data.test), data.train.dtype.name))

@@ -18,7 +18,7 @@ from nbcnn.classify import ahead
 from nbcnn.cli import recipes, train_data, train_flags, train_run
 from nbcnn.cli.loading import Loaded
 from nbcnn.datasets import Dataset
-from nbcnn.lab.measure.kernels import as_if_on, capability_of
+from nbcnn.lab.measure.kernels import target_of
 from nbcnn.lab.measure.plans import Absent
 from nbcnn.modes import DEFAULT_PRECISION, MODES
 from nbcnn.nn import models, whitening
@@ -52,33 +52,32 @@ EXTRACTED, PICTURED = 256, 8
 def launches(model: str, arch: str, multiprocessors: int) -> Iterator[Any]:
     """The launches of `model`, of whose kernels many come several times. Raises DataError for s4convd where its data cannot be read."""
     data, flags = _material(model)
-    capability = capability_of(arch)
-    mode = "tensorcore" if capability >= TENSOR_CORES else "im2col"
+    target = target_of(arch, multiprocessors)
+    mode = "tensorcore" if target.capability >= TENSOR_CORES else "im2col"
     choice = Choice(MODES[mode, DEFAULT_PRECISION[mode]], "the fastest mode there")
-    device = Absent(capability, multiprocessors)
-    with as_if_on(arch):
-        yield wait_launch(0)
-        if engine := peaks.engine_of(capability, choice.row):
-            yield peaks.tensor(device, engine, "bf16", 1, 1)[0]  # what --explain measures
-        net = Net(data.layers, data.shape, choice=choice, device=device, normalisation=data.normalisation)
-        labels = (data.labels, data.test_labels) if net.takes_classes else (None, None)
-        splits = zip(("train", "test"), (data.train, data.test), labels, strict=True)
-        sets = {split: resident(images, classes, net.normalisation, classes=net.takes_classes) for split, images, classes in splits}
-        augment = train_data.streaming(flags)["augment"]
-        rates = train_run.rates(flags, len(data.train)).size
-        factors = whitening.fixed(data.layers) | train_run.factors(flags, net)
-        augment = replace(augment, flip=augment.flip or flags.flip)
-        training = Training(net, sets, train_run.optimizer(flags), flags.batch, rates, augment, factors=factors, ema=flags.ema)
-        for program in training.allocate(training.plans()).programs.values():
-            yield from program.launches
-        for batch in _predictions(data, model):
-            yield from _predicting(net, batch)
-        if model in models.CODES:
-            layers = models.encoder(data.layers, models.code(model))
-            encoder = Net(layers, data.shape, choice=choice, device=device, normalisation=data.normalisation)
-            yield from extracting(encoder, len(data.train), len(data.test))
-            yield from ahead.launches(capability, LARGEST[data.shape], mirrored=True)
-            yield from ahead.launches(capability, LARGEST[data.shape], ridge=True)
+    device = Absent(target)
+    yield wait_launch(0)
+    if engine := peaks.engine_of(target.capability, choice.row):
+        yield peaks.tensor(device, engine, "bf16", 1, 1)[0]  # what --explain measures
+    net = Net(data.layers, data.shape, choice=choice, device=device, normalisation=data.normalisation)
+    labels = (data.labels, data.test_labels) if net.takes_classes else (None, None)
+    splits = zip(("train", "test"), (data.train, data.test), labels, strict=True)
+    sets = {split: resident(images, classes, net.normalisation, classes=net.takes_classes) for split, images, classes in splits}
+    augment = train_data.streaming(flags)["augment"]
+    rates = train_run.rates(flags, len(data.train)).size
+    factors = whitening.fixed(data.layers) | train_run.factors(flags, net)
+    augment = replace(augment, flip=augment.flip or flags.flip)
+    training = Training(net, sets, train_run.optimizer(flags), flags.batch, rates, augment, factors=factors, ema=flags.ema)
+    for program in training.allocate(training.plans()).programs.values():
+        yield from program.launches
+    for batch in _predictions(data, model):
+        yield from _predicting(net, batch)
+    if model in models.CODES:
+        layers = models.encoder(data.layers, models.code(model))
+        encoder = Net(layers, data.shape, choice=choice, device=device, normalisation=data.normalisation)
+        yield from extracting(encoder, len(data.train), len(data.test))
+        yield from ahead.launches(target.capability, LARGEST[data.shape], mirrored=True)
+        yield from ahead.launches(target.capability, LARGEST[data.shape], ridge=True)
 
 
 @cache

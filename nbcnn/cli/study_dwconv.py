@@ -181,7 +181,7 @@ def _counted(flags: SimpleNamespace) -> int:
     device = Gpu()
     shape = flags.shapes[0]
     _say(f"{'×'.join(map(str, shape))}: counting with ncu …")
-    rows = dwconv_counters.count(shape, flags.variants, flags.padding, device.multiprocessors)
+    rows = dwconv_counters.count(shape, flags.variants, flags.padding, device.target)
     if flags.save:
         results.save(f"dwcounters-{flags.padding}", [{"shape": list(shape), "kernels": rows}], device.device_name, flags.results)
     print(json.dumps(rows) if flags.json else "\n".join(dwconv_counters.table(rows)))

@@ -120,7 +120,7 @@ class OnGpu:
         """How the sums of a part are cut: their K is the samples, so most multiprocessors get a part of it."""
         shapes = ((self.count, at.stop - at.start), (self.samples.pitch, at.stop - at.start))
         assert gemm.IMPL.tile is not None
-        return gemm.IMPL.tile(Call("gemm", (), (), shapes, ((self.count, self.samples.pitch),)), self.device.multiprocessors)
+        return gemm.IMPL.tile(Call("gemm", (), (), shapes, ((self.count, self.samples.pitch),)), self.device.target)
 
     def _launches(self, tiles: list[Any]) -> list[Any]:
         """What makes the sums."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,8 @@ from nbcnn.gpu import compiler, driver, memory
 from nbcnn.gpu.capture import ALONE, MAIN, CapturedGraph
 from nbcnn.gpu.compiler import SIMULATOR, numba_cuda
 from nbcnn.gpu.select import demanded, refused
+from nbcnn.gpu.target import Target
 from nbcnn.plan.storage import numpy_dtype
-
-_SHARED_OF_HOPPER = 227 * 1024
 
 POLL_SECONDS = 50e-6
 """How often `Gpu.wait` looks."""
@@ -48,14 +47,6 @@ GPU_MEMORY = "GPU, all programs"
 """The name in `used_bytes` of what is taken of a GPU's memory."""
 
 
-@cache
-def shared_of_block() -> int:
-    """Bytes of shared memory that a block may have on this GPU; those of an H200 where there is no GPU."""
-    if SIMULATOR or gpu_missing():
-        return _SHARED_OF_HOPPER
-    return driver.device().attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-
-
 def capability_of_gpu() -> tuple[int, int]:
     """The compute capability of the current GPU, which must be there; 7.5 in the simulator unless it is asked for another."""
     if SIMULATOR:
@@ -63,10 +54,13 @@ def capability_of_gpu() -> tuple[int, int]:
     return driver.device().capability
 
 
-@cache
-def has_tma() -> bool:
-    """True if the GPU copies boxes of tensors by itself (compute capability 9.0), and where there is no GPU; the simulator has not."""
-    return not SIMULATOR and (bool(gpu_missing()) or capability_of_gpu() >= (9, 0))
+def target_of_gpu() -> Target:
+    """The properties of the current GPU, which must be there, by which implementations are chosen; in the simulator those of a small one."""
+    if SIMULATOR:
+        return Target(compiler.SIMULATED_CAPABILITY, 2, simulated=True)
+    ask = driver.device().attribute
+    shared = ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), ask("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR")
+    return Target(driver.device().capability, ask("MULTIPROCESSOR_COUNT"), *shared)
 
 
 def gpu_missing() -> str | None:
@@ -118,12 +112,25 @@ def _run_all(launches: Sequence[Any], stream: Any) -> None:
         launch.run(stream)
 
 
-class Host:
+class _Place:
+    """What both devices say of themselves."""
+
+    target: Target
+
+    @property
+    def multiprocessors(self) -> int:
+        return self.target.multiprocessors
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self.target.capability
+
+
+class Host(_Place):
     """NumPy memory: where `cpu` mode runs."""
 
     name = "host"
-    multiprocessors = 1
-    capability = (0, 0)
+    target = Target((0, 0), 1)
     device_name = "CPU"
 
     def empty(self, count: int, dtype: str) -> np.ndarray:
@@ -162,7 +169,7 @@ class Host:
         return {"host, at its most": memory.peak()}
 
 
-class Gpu:
+class Gpu(_Place):
     """Device memory and one stream of the current CUDA device (or of the simulator).
 
     Raises GpuUnavailable if there is none.
@@ -176,8 +183,7 @@ class Gpu:
             raise GpuUnavailable(reason)
         self.stream: Any = 0 if SIMULATOR else driver.Stream()
         self._side: Any = None
-        self.multiprocessors = 2 if SIMULATOR else driver.device().attribute("MULTIPROCESSOR_COUNT")
-        self.capability = capability_of_gpu()
+        self.target = target_of_gpu()
 
     @property
     def device_name(self) -> str:

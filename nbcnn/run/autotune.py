@@ -92,7 +92,7 @@ def _shape_key(net: Net, item: Planned) -> str:
 
 def _candidates(net: Net, item: Planned) -> list[Any]:
     """The tiles of one step, without its default."""
-    offered = item.how.impl.candidates(bare_call(item.step, net.row.layout), net.device.multiprocessors)
+    offered = item.how.impl.candidates(bare_call(item.step, net.row.layout), net.device.target)
     return [tile for tile in offered if tile != item.how.tile]
 
 
@@ -105,7 +105,7 @@ def _fastest(net: Net, item: Planned, say: Callable[[str], None] | None) -> dict
     ins = [_operand(buf.shape, buf.dtype, seed) for seed, buf in enumerate(step.ins)]
     outs = [(buf.shape, "float32" if buf.dtype in ("bfloat16", "tfloat32") else buf.dtype) for buf in step.outs]
     options: dict[str, Any] = {"device": net.device, "attrs": step.attrs, "layout": net.row.layout, "store": net.row.store}
-    options["multiprocessors"] = net.device.multiprocessors
+    options["target"] = net.device.target
     first = Bound(impl, step.op, ins, outs, tile=default, **options)
     trials = dict(zip(candidates, first.with_tiles(candidates), strict=True))
     if say:

@@ -96,7 +96,7 @@ class Function:
         steps = _swapped(steps, lambda root: kinds(given.get(root, root)))
         self._given = {kinds(buf): buf.name for buf in given.values()}
         # No flat buffer of parameters: each is packed from its own array.
-        plan = plan_on(row, steps, None, multiprocessors=device.multiprocessors, capability=device.capability)
+        plan = plan_on(row, steps, None, target=device.target)
         self._cut(plan)
         self._constants: dict[Buf, Any] = {}
 

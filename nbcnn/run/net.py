@@ -55,7 +55,7 @@ class Net:
     strict       refuse a net of which a step does not run in the asked mode.
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.
     choice       a row that `choose_mode` has chosen already: mode, precision, engine and dwconv then say nothing.
-    device       where arrays are, if not on the row's own GPU or host: plans are made for its size and capability.
+    device       where arrays are, if not on the row's own GPU or host: plans are made for its `target`.
     normalisation   `nbcnn.datasets.normalisation.Normalisation` of the images, in training and in predictions; None: bytes are divided by 255.
 
     Raises UsageError, GpuUnavailable, and ShapeError if the layers do not fit each other.
@@ -242,8 +242,7 @@ class Net:
             self.row,
             recorded.steps,
             self.flat_weights,
-            multiprocessors=self.device.multiprocessors,
-            capability=self.device.capability,
+            target=self.device.target,
             tiles=self.tiles,
             beside=beside,
             lean=lean,

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.graph import Buf, Plan, Resolution, Step
@@ -26,14 +27,13 @@ def plan_on(
     steps: Sequence[Step],
     weights: Buf | None,
     *,
-    multiprocessors: int,
-    capability: tuple[int, int],
+    target: Target,
     tiles: Tiles | None = None,
     beside: Beside | None = None,
     lean: bool = False,
     fusing: bool = False,
 ) -> Plan:
-    """The plan of recorded `steps` on `row`, for a device of that size and capability.
+    """The plan of recorded `steps` on `row`, for the GPU that `target` describes.
 
     `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
     `beside` and `lean` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports
@@ -46,23 +46,23 @@ def plan_on(
             if numel(buf.shape) >= _INDEX_LIMIT:
                 raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
     if fusing:
-        steps = with_sums(steps, finder(row, capability))
+        steps = with_sums(steps, finder(row, target))
     # A plan of arrays of their own is cut into parts, and some leave out steps that would have made planes for others.
-    resolve = resolver(row, multiprocessors, capability, tiles)
+    resolve = resolver(row, target, tiles)
     return lower(steps, row.layout, resolve, weights, row.store, beside, sharing=weights is not None, lean=lean)
 
 
-def _refusal(impl: Impl, call: Call, capability: tuple[int, int]) -> str | None:
-    """None if an implementation runs a call on a GPU of this capability, else the reason in words."""
-    return impl.lacks(capability) or impl.supports(call)
+def _refusal(impl: Impl, call: Call, target: Target) -> str | None:
+    """None if an implementation runs a call on the GPU that `target` describes, else the reason in words."""
+    return impl.lacks(target) or impl.supports(call, target)
 
 
-def finder(row: Row, capability: tuple[int, int]) -> Callable[[Step], tuple[str, bool]]:
-    """A function that says which fallback of `row` runs a recorded step on a GPU of this capability, "" if none does, and `Impl.once` of it."""
+def finder(row: Row, target: Target) -> Callable[[Step], tuple[str, bool]]:
+    """A function that says which fallback of `row` runs a recorded step on such a GPU, "" if none does, and `Impl.once` of it."""
 
     def find(step: Step) -> tuple[str, bool]:
         call = bare_call(stored_as([step], row.store)[0], row.layout)
-        return next(((part, impl.once) for part, impl in row.chain(step.op) if _refusal(impl, call, capability) is None), ("", False))
+        return next(((part, impl.once) for part, impl in row.chain(step.op) if _refusal(impl, call, target) is None), ("", False))
 
     return find
 
@@ -71,7 +71,7 @@ _RENAMED = {"walkers": "blocks"}
 """Fields of tiles, by the names that they have in checkpoints of earlier versions."""
 
 
-def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles: Tiles | None = None) -> Callable[[Step], Resolution]:
+def resolver(row: Row, target: Target, tiles: Tiles | None = None) -> Callable[[Step], Resolution]:
     """A function that says how a step runs on `row`: the first implementation of its chain that supports it.
 
     `tiles` are earlier resolved tiles by step key (`tile_key`), which are used instead of choosing anew.
@@ -82,16 +82,16 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
         reasons = []
         call = bare_call(step, row.layout)
         for part, impl in row.chain(step.op):
-            reason = _refusal(impl, call, capability)
+            reason = _refusal(impl, call, target)
             if reason:
                 reasons.append(f"{part}: {reason}")
                 continue
-            tile = impl.tile(call, multiprocessors)
+            tile = impl.tile(call, target)
             saved = (tiles or {}).get(tile_key(step, part)) if tile is not None else None
             if saved is not None:
                 saved = {_RENAMED.get(name, name): value for name, value in saved.items()}
                 # An implementation may have more than one kind of tile; the names of the fields say which this one is.
-                kinds = {type(known) for known in (tile, *impl.candidates(call, multiprocessors))}
+                kinds = {type(known) for known in (tile, *impl.candidates(call, target))}
                 tile = next((kind(**saved) for kind in kinds if has_fields(kind, saved)), tile)
             call = bare_call(step, row.layout, tile)
             packs = placement = None

@@ -13,7 +13,7 @@ from nbcnn.gpu import arrays, device, driver
 from nbcnn.gpu.arrays import DeviceArray, as_device_array
 
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator has arrays of its own")
-CACHES = (driver._device, driver.arch, device.shared_of_block, device.has_tma, arrays._import_stream)
+CACHES = (driver._device, driver.arch, arrays._import_stream)
 
 
 @pytest.fixture

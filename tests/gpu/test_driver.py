@@ -11,6 +11,7 @@ import pytest
 
 from nbcnn.gpu import device, driver, faults, launching
 from nbcnn.gpu.capture import JOIN, MAIN, SIDE
+from nbcnn.gpu.target import H200
 
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator has a host side of its own")
 CUBIN = b"\x7fELF and more"
@@ -21,20 +22,20 @@ def played(monkeypatch):
     """A `Gpu` on the played driver."""
     api = played_driver.module()
     monkeypatch.setattr(driver, "bindings", lambda name: api)
-    for kept in (driver._device, driver.arch, device.shared_of_block, device.has_tma):
+    for kept in (driver._device, driver.arch):
         kept.cache_clear()
     played_driver.calls.clear()
     played_driver.launched.clear()
     yield device.Gpu()
     gc.collect()  # what was allocated goes before the driver does
-    for kept in (driver._device, driver.arch, device.shared_of_block, device.has_tma):
+    for kept in (driver._device, driver.arch):
         kept.cache_clear()
 
 
 def test_a_gpu_is_described(played):
     assert device.gpu_missing() is None
     assert played.device_name == "NVIDIA Played (compute capability 9.0)"
-    assert (played.multiprocessors, played.capability, driver.arch()) == (132, (9, 0), "90a")
+    assert (played.target, played.multiprocessors, played.capability, driver.arch()) == (H200, 132, (9, 0), "90a")
     assert driver.device().uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
     assert driver.all_gpus() == [{"name": "NVIDIA Played", "compute_capability": "9.0", "memory_bytes": 2 * played_driver.MEMORY}]
     assert played.free_bytes() == played_driver.MEMORY

@@ -14,6 +14,7 @@ from nbcnn.check import gradcheck
 from nbcnn.cli import bench
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.target import H200
 from nbcnn.lab.measure import caches, op, opcases, sampling, steady
 from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.op import Choice, NotTimed, prepare, tile_of
@@ -114,11 +115,11 @@ def test_a_choice_is_written_in_one_word(text, means):
 
 
 def test_a_tile_is_read_whose_last_fields_have_names_alone():
-    impl = Impl(bind=lambda call: [], candidates=lambda call, multiprocessors: [PatchTile(2, 8, 8, 128, 2, 6, 1, 132)])
+    impl = Impl(bind=lambda call: [], candidates=lambda call, target: [PatchTile(2, 8, 8, 128, 2, 6, 1, 132)])
     bound = SimpleNamespace(call=SimpleNamespace(tile=None))
-    assert tile_of(impl, bound, (2, 8, 8, 128, 1, 6, 1, 132, 2, 0), 132) == PatchTile(2, 8, 8, 128, 1, 6, 1, 132, turns=2)
+    assert tile_of(impl, bound, (2, 8, 8, 128, 1, 6, 1, 132, 2, 0), H200) == PatchTile(2, 8, 8, 128, 1, 6, 1, 132, turns=2)
     with pytest.raises(ValueError, match="no tile of 8 numbers"):
-        tile_of(impl, bound, (2, 8, 8, 128, 1, 6, 1, 132), 132)
+        tile_of(impl, bound, (2, 8, 8, 128, 1, 6, 1, 132), H200)
 
 
 def test_what_there_is_not_is_refused():

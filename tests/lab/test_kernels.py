@@ -121,7 +121,7 @@ def test_kernels_are_planned_where_their_engine_exists():
     # A norm behind a convolution, the last pass of the norm alone.
     shared |= {op for op in row.ops if op.startswith("batchnorm") and op.endswith(("_apply", "_dgrad"))}
     assert set(row.ops) - ops <= shared | {"batchnorm_sums", "bias_wgrad", "concat_dgrad", "dropout_dgrad"}
-    limit = 1024 * kernels.ARCHITECTURES["120"]
+    limit = kernels.target_of("120").shared_of_block
     assert all(launch.shared <= limit for _, op, launch in found["120"] if "wgrad" in op)
 
 

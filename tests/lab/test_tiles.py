@@ -10,9 +10,9 @@ from scripts import exits
 
 from nbcnn.cli import bench
 from nbcnn.gpu.device import SIMULATOR
-from nbcnn.lab.measure.kernels import as_if_on
+from nbcnn.gpu.target import H200
 from nbcnn.lab.measure.nets import Network
-from nbcnn.lab.measure.plans import H200, Absent
+from nbcnn.lab.measure.plans import Absent
 from nbcnn.lab.studies import tiles
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
@@ -27,8 +27,7 @@ def twice():
 
 @pytest.fixture(scope="module")
 def problems():
-    with as_if_on("90a"):
-        return tiles.problems([Network("twice", "", twice, (3, 8, 8), 64)], "bf16", Absent((9, 0), H200))
+    return tiles.problems([Network("twice", "", twice, (3, 8, 8), 64)], "bf16", Absent(H200))
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
@@ -67,8 +66,7 @@ def test_old_times_judge_the_choice_of_today(problems, monkeypatch, capsys, tmp_
     (problem,) = [problem for problem in problems if (problem.part, problem.step.op) == ("wgmma", "conv_relu_fprop")]
     timed = [{"tile": vars(tile), "kind": type(tile).__name__, "us": 10.0 + at} for at, tile in enumerate(problem.tiles[::-1])]
     found = problem.named | {"tiles": timed}
-    with as_if_on("90a"):
-        (now,) = tiles.judged([json.loads(json.dumps(found))])
+    (now,) = tiles.judged([json.loads(json.dumps(found))])
     assert now["tiles"][0]["tile"] == vars(problem.tiles[0])
     assert tiles.regret(now) == pytest.approx((len(timed) - 1) / 10)
     (tmp_path / "old.json").write_text(json.dumps([found]))

@@ -12,6 +12,7 @@ from nbcnn import Conv2d, Flatten, Linear, ReLU
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu.target import H200
 from nbcnn.lab.measure.plans import Absent
 from nbcnn.modes import MODES
 from nbcnn.run import streaming
@@ -248,7 +249,7 @@ def test_every_row_plans_every_kind_of_target(key):
     """Without a GPU: what no row of the table lacks, and that vectors are not rounded to what activations are stored as."""
     for kind, (layers, loss, y) in KINDS.items():
         last = nbcnn.SoftmaxCrossEntropy() if loss == "cross_entropy" else nbcnn.MSE()
-        net = Net([*layers(), last], X.shape[1:], choice=Choice(MODES[key], "as asked"), device=Absent((9, 0), 132))
+        net = Net([*layers(), last], X.shape[1:], choice=Choice(MODES[key], "as asked"), device=Absent(H200))
         y = y.astype(np.int32) if kind == "classes" else y
         data = Images(X, y, classes=net.takes_classes, streamed=4)
         steps = Training(net, {"train": data}, nbcnn.SGD(), 4, 1, Augment(kind != "vectors")).plan("train", 4).steps

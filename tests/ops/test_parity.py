@@ -17,6 +17,7 @@ from nbcnn.gpu import compiler
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.lockstep.check import checking
+from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure import kernels
 from nbcnn.modes import COMMON, MODES, REFERENCES
 from nbcnn.ops.conv import fused
@@ -69,19 +70,20 @@ def test_row_is_within_its_bounds(key):
 GPU_ROWS = [key for key, row in MODES.items() if row.device == "gpu"]
 SMALLEST_FIRST = sorted(mean_cases(), key=lambda case: (case.ins[0].size < 10, sum(array.size for array in case.ins)))
 """Small cases, those last that have a handful of elements."""
-SIMULATED = (8, 0) if compiler.LOCKSTEP else (0, 0)
-"""The compute capability of which a simulator has the instructions: ours has Ampere's tensor cores."""
+SIMULATED = Target((8, 0) if compiler.LOCKSTEP else (0, 0), 2)
+"""A GPU of the compute capability of which a simulator has the instructions: ours has Ampere's tensor cores."""
 SLOW = ("norm", "softmax", "xent", "rmsle", "prelu_wgrad", "l1_fprop", "huber_fprop", "bce_fprop")
 """Parts of the names of common ops whose kernels let threads wait for each other: a thread of the simulator is a Python thread."""
 
 
-def taken(row, op, impl, device):
+def taken(row, op, impl, device, target=None):
     """The small cases of an op that an implementation supports, the smallest first, bound to `device`."""
     for case in SMALLEST_FIRST:
         if case.op == op:
             rounded = gradcheck.rounded(case, row.precision)
             with contextlib.suppress(Unsupported):
-                yield case, Bound(impl, op, rounded.ins, case.outs, attrs=case.attrs, device=device, layout=row.layout, store=row.store)
+                options = {"attrs": case.attrs, "device": device, "layout": row.layout, "store": row.store, "target": target}
+                yield case, Bound(impl, op, rounded.ins, case.outs, **options)
 
 
 def general(case):
@@ -154,8 +156,7 @@ def test_every_op_of_a_row_is_planned(key):
     for op in row.ops:
         for part, impl in row.chain(op):
             arch = arch_of(impl)
-            with kernels.as_if_on(arch):
-                bound = next((bound for _, bound in taken(row, op, impl, Host())), None)
+            bound = next((bound for _, bound in taken(row, op, impl, Host(), kernels.target_of(arch))), None)
             if bound is None:
                 continue  # it wants larger operands than small cases have
             planned.add(op)
@@ -172,9 +173,8 @@ def beyond_the_simulator(key):
     row, found = MODES[key], {}
     for op in row.ops:
         for _, impl in row.chain(op):
-            if impl.lacks((0, 0)):
-                with kernels.as_if_on(arch_of(impl)):
-                    bound = next((bound for _, bound in taken(row, op, impl, Host())), None)
+            if impl.lacks(Target((0, 0), 2)):
+                bound = next((bound for _, bound in taken(row, op, impl, Host(), kernels.target_of(arch_of(impl)))), None)
                 for launch in bound.launches if bound else ():
                     found.setdefault(launch.kernel.py_func.__code__, (launch, arch_of(impl)))
     return found
@@ -238,7 +238,7 @@ class _Halve:
 def test_wgmma_serves_hopper_and_no_later_gpu():
     for precision in ("bf16", "tf32", "fp32"):
         chain = dict(MODES["tensorcore", precision].chain("conv_wgrad"))
-        assert chain["wgmma"].lacks((9, 0)) is None
-        assert "9.0 and no other" in chain["wgmma"].lacks((12, 0))
-        assert "9.0" in chain["wgmma"].lacks((8, 9))
-        assert chain["mma"].lacks((12, 0)) is None
+        assert chain["wgmma"].lacks(H200) is None
+        assert "9.0 and no other" in chain["wgmma"].lacks(kernels.target_of("120"))
+        assert "9.0" in chain["wgmma"].lacks(kernels.target_of("89"))
+        assert chain["mma"].lacks(kernels.target_of("120")) is None

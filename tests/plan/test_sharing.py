@@ -9,9 +9,9 @@ import pytest
 
 from nbcnn.check import gradcheck
 from nbcnn.gpu.compiler import SIMULATOR
+from nbcnn.gpu.target import H200
 from nbcnn.lab.measure import nets
-from nbcnn.lab.measure.kernels import as_if_on
-from nbcnn.lab.measure.plans import H200, Absent
+from nbcnn.lab.measure.plans import Absent
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
@@ -121,8 +121,7 @@ def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(mon
 
 @pytest.mark.parametrize("name", nets.NETWORKS)
 def test_scratch_is_what_implementations_ask_for_without_the_shared_planes(name):
-    with as_if_on("90a"):
-        plan = nets.training(nets.NETWORKS[name], "fp32", Absent((9, 0), H200)).plan("train", nets.NETWORKS[name].batch)
+    plan = nets.training(nets.NETWORKS[name], "fp32", Absent(H200)).plan("train", nets.NETWORKS[name].batch)
     assert any(item.planes for item in plan.steps)
     for item in plan.steps:
         assert (item.scratch.nbytes if item.scratch else 0) == item.how.impl.scratch(planned_call(item, plan.layout)), item.step.op
@@ -135,8 +134,8 @@ def test_an_op_around_a_convolution_splits_nothing_but_the_same_x():
         dtypes = {"in_dtypes": ("float32",) * len(case.ins), "out_dtypes": ("float32",) * len(outs)}
         call = Call(case.op, (), (), tuple(array.shape for array in case.ins), outs, case.attrs, "NHWC", **dtypes)
         for part, impl in row.chain(case.op):
-            if part == "wgmma" and impl.supports(call) is None:
-                splits = impl.splits(replace(call, tile=impl.tile(call, 132)))
+            if part == "wgmma" and impl.supports(call, H200) is None:
+                splits = impl.splits(replace(call, tile=impl.tile(call, H200)))
                 assert splits == {position: planes_bytes(numel(call.in_shapes[position])) for position in splits}
                 seen.setdefault(case.op, set()).update(splits)
     of_images = {op: {0} for op in (*IMAGE_OPS, "conv_statistics_fprop")}
@@ -150,9 +149,8 @@ def test_an_op_around_a_convolution_splits_nothing_but_the_same_x():
 
 
 def test_a_lean_plan_keeps_no_planes_for_the_backward_pass():
-    with as_if_on("90a"):
-        work = nets.training(nets.NETWORKS["resnet"], "fp32", Absent((9, 0), H200))
-        plans = [each.plan("train", work.batch) for each in (work, replace(work, lean=True))]
+    work = nets.training(nets.NETWORKS["resnet"], "fp32", Absent(H200))
+    plans = [each.plan("train", work.batch) for each in (work, replace(work, lean=True))]
     usual, lean = ({item.step.op for item in plan.steps for each in item.planes if each.made} for plan in plans)
     assert "conv_wgrad" in usual
     assert "conv_wgrad" not in lean

@@ -11,6 +11,7 @@ import nbcnn
 from nbcnn import modes
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Swish
 from nbcnn.nn.corruption import Dropout
@@ -220,7 +221,7 @@ def test_packed_copies_are_made_of_folded_filters_after_they_are_folded():
     tape, x = Tape(False), Buf("x", (8, *SHAPE), home="io")
     for name, layer in fuse(named(net.layers[:-1]), row.ops):
         x, _ = layer.build(tape, x, name)
-    plan = plan_on(row, tape.steps, net.flat_weights, multiprocessors=132, capability=(9, 0))
+    plan = plan_on(row, tape.steps, net.flat_weights, target=H200)
     seen = set()
     for item in plan.steps:
         step = item.step

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scripts import TINY, exits, extract, train
 
+from nbcnn.gpu.target import H200
 from nbcnn.lab.measure.plans import IMAGE, Absent, training, training_plan, training_program
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import ReLU
@@ -64,7 +65,7 @@ def test_the_plan_without_a_gpu_is_that_of_a_session(batch):
     net = Net(autoencoder(), IMAGE, mode="cpu")
     images = np.zeros((batch, *IMAGE), np.uint8)
     session = TrainingSession(net, images, optimizer=SGD(), learning_rates=np.zeros(1, np.float32), batch=batch)
-    found = training_plan(MODES["cpu", "fp32"], batch, capability=net.device.capability, multiprocessors=net.device.multiprocessors)
+    found = training_plan(MODES["cpu", "fp32"], batch, target=net.device.target)
     assert written(found) == written(session.plans["train", batch])
 
 
@@ -109,7 +110,7 @@ def test_the_side_branch_is_joined_before_what_it_packed_is_read():
 def test_few_weights_are_packed_in_one_launch(micro):
     """However many parts of a batch read them."""
     layers = [each for _ in range(3) for each in (Conv2d(32, 3, padding=1), ReLU())]
-    chosen = {"choice": Choice(MODES["im2col", "fp32"], "as asked"), "device": Absent((9, 0), 132)}
+    chosen = {"choice": Choice(MODES["im2col", "fp32"], "as asked"), "device": Absent(H200)}
     net = Net([*layers, Flatten(), Linear(10), SoftmaxCrossEntropy()], (3, 8, 8), **chosen)
     images = resident(np.zeros((128, 3, 8, 8), np.uint8), np.zeros(128, np.int32), classes=True)
     plan = Training(net, {"train": images}, SGD(), 128, steps=1, micro=micro).plan("train", 128)

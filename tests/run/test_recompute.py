@@ -13,9 +13,9 @@ import nbcnn
 from nbcnn import BatchNorm2d, Conv2d, ReLU
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import SIMULATOR
+from nbcnn.gpu.target import H200
 from nbcnn.lab.measure import nets
-from nbcnn.lab.measure.kernels import as_if_on
-from nbcnn.lab.measure.plans import H200, Absent
+from nbcnn.lab.measure.plans import Absent
 from nbcnn.modes import MODES
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.losses import MSE
@@ -151,10 +151,9 @@ def test_the_plan_stays_where_nothing_would_be_saved(fusing_cpu):
 @pytest.mark.parametrize(("batch", "precision"), [(16, "bf16"), (256, "tf32"), (256, "fp32")])
 def test_no_plan_of_a_network_without_norms_changes(batch, precision):
     """As for an H200: weight gradients run beside the rest, or find the planes of the forward pass, as ever."""
-    with as_if_on("90a"):
-        network = replace(nets.NETWORKS["odd"], batch=batch)
-        made = [nets.training(network, precision, Absent((9, 0), H200), recompute=wanted) for wanted in (True, False)]
-        plans = [each.plan("train", batch) for each in made]
+    network = replace(nets.NETWORKS["odd"], batch=batch)
+    made = [nets.training(network, precision, Absent(H200), recompute=wanted) for wanted in (True, False)]
+    plans = [each.plan("train", batch) for each in made]
     with_it, without = ([(item.step.op, item.side, len(item.planes)) for item in plan.steps] for plan in plans)
     assert with_it == without
     assert plans[0].arena_bytes == plans[1].arena_bytes
@@ -220,8 +219,7 @@ def test_memory_of_the_networks_that_are_timed(name, batch, share):
     """Planned as for an H200 in bf16: what the arena, parameters and state take, over what they take without."""
     taken = []
     for wanted in (False, True):
-        with as_if_on("90a"):
-            made = nets.training(replace(nets.NETWORKS[name], batch=batch), "bf16", Absent((9, 0), H200), recompute=wanted)
-            planned = made.memory(made.plans())
+        made = nets.training(replace(nets.NETWORKS[name], batch=batch), "bf16", Absent(H200), recompute=wanted)
+        planned = made.memory(made.plans())
         taken.append(sum(count for key, count in planned.items() if key not in ("data set", "tables")))
     assert taken[1] <= share * taken[0]

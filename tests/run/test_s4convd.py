@@ -9,6 +9,7 @@ import pytest
 
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200
 from nbcnn.lab.studies import forecast_step
 from nbcnn.modes import MODES, REFERENCES
 from nbcnn.nn.fuse import fuse
@@ -161,7 +162,7 @@ def test_every_step_of_a_training_plan_has_a_count(mode, precision):
     tape = Tape(training=True)
     y, backward = trace(tape, layers[:-1], Buf("x", (64, 4, 48), home="io"))
     backward(layers[-1][1].build(tape, y, Buf("targets", (64,), home="io"), "loss")[1])
-    plan = lower(drop_dead(tape.steps), row.layout, resolver(row, 132, (9, 0)), Buf("weights", (1,), home="param"), row.store)
+    plan = lower(drop_dead(tape.steps), row.layout, resolver(row, H200), Buf("weights", (1,), home="param"), row.store)
     steps = [item for item in plan.steps if item.step.op != "pack_weights"]
     assert {item.step.op for item in steps} >= {"pwconv1d_fprop", "pwconv1d_dgrad", "dwconv1d_bwd", "s4kernel_dgrad", "glu_dgrad", "last_dgrad"}
     for item in steps:

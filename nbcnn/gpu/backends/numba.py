@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from operator import attrgetter
 from types import SimpleNamespace
@@ -85,8 +86,6 @@ def ptx(kernel: Any, types: tuple[Any, ...], arch: str) -> str:
 
 def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[Any, tuple[Any, ...]]:
     """What Numba makes of a kernel before linking, and the compute capability."""
-    from contextlib import ExitStack
-    from unittest import mock  # which takes 29 ms to import
 
     from numba.cuda import compiler, dispatcher
     from numba.cuda.cudadrv import nvvm
@@ -98,13 +97,13 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
     # Device functions ask the current device for its compute capability; without a GPU there is none to ask.
     with ExitStack() as patches:
         for module in (dispatcher, compiler):
-            patches.enter_context(mock.patch.object(module, "get_current_device", return_value=device))
+            patches.enter_context(_exchanged(module, "get_current_device", lambda: device))
         if (cluster := options.get("cluster")) is not None:
             if major < 9:
                 raise NotImplementedError(
                     f"{kernel.py_func.__name__} has clusters of blocks, which GPUs have from compute capability 9.0 on, not {arch}"
                 )
-            patches.enter_context(mock.patch.object(nvvm, "set_launch_bounds", _in_clusters(nvvm.set_launch_bounds, int(cluster))))
+            patches.enter_context(_exchanged(nvvm, "set_launch_bounds", _in_clusters(nvvm.set_launch_bounds, int(cluster))))
         library, _ = compiler._compile_pyfunc_with_fixup(
             kernel.py_func,
             named("types.void")(*args),
@@ -116,6 +115,17 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
             lto=lto,
         )
     return library, cc
+
+
+@contextmanager
+def _exchanged(module: Any, name: str, value: Any) -> Iterator[None]:
+    """A context in which `name` of one of Numba's modules is `value`: Numba has no parameter for it."""
+    kept = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, kept)
 
 
 def _in_clusters(bounded: Callable[..., None], blocks: int) -> Callable[..., None]:

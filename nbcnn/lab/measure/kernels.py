@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -21,11 +20,11 @@ from nbcnn.check.instructions import GROUPS, count_ptx, count_sass, disassembler
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import compile_launch, ptx_of_launch, signature_of
 from nbcnn.classify.workers import parallel
-from nbcnn.gpu import device
 from nbcnn.gpu.compiler import widened
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.kernel_store import Wanted, key_of
 from nbcnn.gpu.launching import signature
+from nbcnn.gpu.target import H200, KIB, Target
 from nbcnn.lab.measure.occupancy import LIMITS, occupancy
 from nbcnn.lab.measure.plans import training_program
 from nbcnn.lab.measure.roofline import aligned
@@ -36,8 +35,8 @@ from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.rows import TENSOR_CORES
 
-ARCHITECTURES = {arch: limits.block_kib for arch, limits in LIMITS.items()}
-"""KiB of shared memory that a block may have, by architecture: tiles are chosen by it."""
+ARCHITECTURES = tuple(LIMITS)
+"""The architectures that kernels are compiled for."""
 BATCH = 256
 NORMS = (((8, 64, 14, 14), 32, "normal"),)
 """Images, groups and values of the EvoNorm that is compiled."""
@@ -51,6 +50,17 @@ def capability_of(arch: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
+def target_of(arch: str, multiprocessors: int = H200.multiprocessors) -> Target:
+    """A GPU of the architecture with so many multiprocessors. Raises KeyError if the architecture is none of `ARCHITECTURES`.
+
+    Example:
+        >>> target_of("86", 84).shared_of_block // 1024
+        99
+    """
+    limits = LIMITS[arch]
+    return Target(capability_of(arch), multiprocessors, KIB * limits.block_kib, KIB * limits.shared_kib)
+
+
 def rows(mode: str | None, precision: str | None) -> list[Row]:
     """The GPU rows that are asked for."""
     return [row for row in MODES.values() if row.device == "gpu" and mode in (None, row.mode) and precision in (None, row.precision)]
@@ -58,13 +68,12 @@ def rows(mode: str | None, precision: str | None) -> list[Row]:
 
 def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, str, Any]]:
     """(part of the row, op, launch) of every kernel of `row` on an architecture, each kernel once for its types; only those of `op` if given."""
-    capability = capability_of(arch)
+    target = target_of(arch)
     seen: set[Any] = set()
     planned: set[str] = set()
     covered: set[tuple[str, str]] = set()
     for fusing in (True, False):
-        with as_if_on(arch):
-            program = training_program(row, BATCH, capability=capability, fusing=fusing)
+        program = training_program(row, BATCH, target=target, fusing=fusing)
         for item, made in program.bound:
             planned.add(item.step.op)
             if op in (None, item.step.op):
@@ -73,26 +82,16 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
         if case.op in planned or case.op not in row.ops or op not in (None, case.op):
             continue
         for part, impl in row.chain(case.op):
-            if impl.lacks(capability) is None:
+            if impl.lacks(target) is None:
                 try:
-                    with as_if_on(arch):
-                        bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, device=Host(), layout=row.layout, store=row.store)
+                    options: dict[str, Any] = {"layout": row.layout, "store": row.store, "target": target}
+                    bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, device=Host(), **options)
                 except Unsupported:
                     continue
                 if (part, case.op) not in covered:
                     covered.add((part, case.op))
                     yield from _new(part, case.op, bound.launches, seen)
                 break
-
-
-@contextlib.contextmanager
-def as_if_on(arch: str) -> Iterator[None]:
-    """A context in which the properties by which tiles are chosen are those of a GPU of the architecture."""
-    with (
-        mock.patch.object(device, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]),
-        mock.patch.object(device, "has_tma", return_value=capability_of(arch) >= (9, 0)),
-    ):
-        yield
 
 
 def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tuple[str, str, Any]]:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn import ops as package
-from nbcnn.lab.measure.kernels import as_if_on, capability_of
-from nbcnn.lab.measure.plans import H200
+from nbcnn.lab.measure.kernels import target_of
 from nbcnn.lab.measure.users import USERS, User
 from nbcnn.modes import MODES, Row, with_dwconv
 from nbcnn.nn.fuse import fuse_nodes
@@ -145,12 +144,12 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
             chosen = row if user.dwconv == "auto" else with_dwconv(row, user.dwconv)
             # Ranks add up by another library, or through the host: no kernel of this package.
             chosen = replace(chosen, fallbacks=(*chosen.fallbacks, ("ranks", {"all_reduce": Impl(lambda call: [])})))
-            known[user.dwconv] = chosen, _remembering(resolver(chosen, H200, capability_of(arch)))
+            known[user.dwconv] = chosen, _remembering(resolver(chosen, target_of(arch)))
         (chosen, resolve), seen = known[user.dwconv], set()
         for batch in user.batches if user.layers else ():
             for training in (True, False) if user.trained else (False,):
                 recordings = [recorded(user, batch, training, fused) for fused in (tuple(chosen.ops), ())]
-                recordings[0] = with_sums(recordings[0][0], finder(chosen, capability_of(arch))), recordings[0][1]
+                recordings[0] = with_sums(recordings[0][0], finder(chosen, target_of(arch))), recordings[0][1]
                 if [_key(step) for step in recordings[0][0]] == [_key(step) for step in recordings[1][0]]:
                     del recordings[1]  # nothing was fused
                 for steps, weights in recordings:
@@ -186,12 +185,11 @@ def uses() -> tuple[Use, ...]:
     found: list[Use] = []
     for row in MODES.values():
         for arch in _architectures(row):
-            with as_if_on(arch):
-                found += _of_row(row, arch, recorded)
-                if row.mode == "im2col":
-                    found += _kernel_matrices(row, arch)
-                if (row.mode, row.precision, arch) == ("tensorcore", "bf16", "90a"):
-                    found += _hopper_ladder(row, arch)
+            found += _of_row(row, arch, recorded)
+            if row.mode == "im2col":
+                found += _kernel_matrices(row, arch)
+            if (row.mode, row.precision, arch) == ("tensorcore", "bf16", "90a"):
+                found += _hopper_ladder(row, arch)
     return tuple(found)
 
 

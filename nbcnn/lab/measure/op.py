@@ -11,6 +11,7 @@ from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import Gpu, Host
+from nbcnn.gpu.target import Target
 from nbcnn.lab.measure.caches import Calls, Flush, sets_for
 from nbcnn.lab.measure.opcases import Problem
 from nbcnn.lab.measure.sampling import Samples, median_interval, ratio_interval, sample
@@ -119,7 +120,7 @@ def bound_of(choice: Choice, problem: Problem) -> BoundOp:
     device = Gpu() if row.device == "gpu" else Host()
     ins, outs = problem.operands()
     options: dict[str, Any] = {"attrs": problem.small.attrs, "device": device, "layout": row.layout, "store": row.store}
-    options["multiprocessors"] = device.multiprocessors
+    options["target"] = device.target
     part, impl, first = _first(row, choice, problem, ins, outs, options)
     options["tile"] = first.call.tile
     return BoundOp(row, part, impl, device, first, lambda n: (Bound(impl, problem.op, ins, outs, **options) for _ in range(n)))
@@ -154,7 +155,7 @@ def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, opti
             reasons.append(f"{part}: {error}")
             continue
         try:
-            tile = tile_of(impl, bound, choice.tile, options["multiprocessors"])
+            tile = tile_of(impl, bound, choice.tile, options["target"])
             return part, impl, Bound(impl, problem.op, ins, outs, **options, tile=tile)
         except ValueError as error:  # the part may have a second implementation, with other tiles
             reasons.append(f"{part}: {error}")
@@ -167,9 +168,9 @@ def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, opti
     )
 
 
-def tile_of(impl: Impl, bound: Bound, numbers: tuple[int, ...], multiprocessors: int) -> Any:
+def tile_of(impl: Impl, bound: Bound, numbers: tuple[int, ...], target: Target) -> Any:
     """The tile whose fields are `numbers`, of a kind that `impl` has for this shape. Raises ValueError if it has none."""
-    known = [bound.call.tile, *impl.candidates(bound.call, multiprocessors)]
+    known = [bound.call.tile, *impl.candidates(bound.call, target)]
     for kind in dict.fromkeys(type(tile) for tile in known if tile is not None):
         if len(fields(kind)) == len(numbers):
             return kind(**dict(zip((field.name for field in fields(kind)), numbers, strict=True)))

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure.timing import Timing
 from nbcnn.modes import DWCONV
 from nbcnn.ops.kernel.call import Call
@@ -74,21 +75,21 @@ def compulsory(shape: Series, path: str) -> int:
     return 3 * series + 2 * filters if path == "bwd" else 2 * series + filters
 
 
-def launches_of(variant: str, path: str, shape: Series, padding: str, multiprocessors: int) -> list[Traffic]:
+def launches_of(variant: str, path: str, shape: Series, padding: str, target: Target) -> list[Traffic]:
     """The traffic of every launch. Raises ValueError if the variant does not take the shape."""
     impl = DWCONV[variant][f"dwconv1d_{path}"]
     call = call_of(f"dwconv1d_{path}", shape, padding)
-    reason = impl.supports(call)
+    reason = impl.supports(call, target)
     if reason:
         raise ValueError(f"{variant} {path}: {reason}")
     if impl.traffic is None:
         raise ValueError(f"{variant} {path}: nobody has counted its bytes")
-    return list(impl.traffic(replace(call, tile=impl.tile(call, multiprocessors))))
+    return list(impl.traffic(replace(call, tile=impl.tile(call, target))))
 
 
-def model(variant: str, path: str, shape: Series, padding: str, ceiling: Ceiling, multiprocessors: int = 132) -> dict[str, Any]:
+def model(variant: str, path: str, shape: Series, padding: str, ceiling: Ceiling, target: Target = H200) -> dict[str, Any]:
     """One row of the study, without times. Raises ValueError if the variant does not take the shape."""
-    moved = total(launches_of(variant, path, shape, padding, multiprocessors))
+    moved = total(launches_of(variant, path, shape, padding, target))
     work, least = flops(shape, path, padding), compulsory(shape, path)
     attainable = min(ceiling.peak, work / least * ceiling.bandwidth)
     return {
@@ -160,10 +161,10 @@ def gains(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
     return made
 
 
-def models(shape: Series, variants: Sequence[str], padding: str, ceiling: Ceiling, multiprocessors: int = 132) -> Iterator[dict[str, Any]]:
+def models(shape: Series, variants: Sequence[str], padding: str, ceiling: Ceiling, target: Target = H200) -> Iterator[dict[str, Any]]:
     """A row for every variant and path, without times; what a variant does not take is left out."""
     for variant in variants:
         for path in PATHS:
             op = f"dwconv1d_{path}"
-            if op in DWCONV[variant] and not DWCONV[variant][op].supports(call_of(op, shape, padding)):
-                yield model(variant, path, shape, padding, ceiling, multiprocessors)
+            if op in DWCONV[variant] and not DWCONV[variant][op].supports(call_of(op, shape, padding), target):
+                yield model(variant, path, shape, padding, ceiling, target)

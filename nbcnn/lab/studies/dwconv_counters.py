@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nbcnn.gpu.target import Target
 from nbcnn.lab.measure import ncu
 from nbcnn.lab.measure.counters import METRICS
 from nbcnn.lab.measure.roofline import aligned
@@ -18,10 +19,10 @@ from nbcnn.modes import DWCONV
 from nbcnn.ops.kernel.traffic import Traffic, total
 
 
-def launched(shape: dwconv.Series, variants: Sequence[str], padding: str, multiprocessors: int) -> Iterator[tuple[str, str, list[Traffic]]]:
+def launched(shape: dwconv.Series, variants: Sequence[str], padding: str, target: Target) -> Iterator[tuple[str, str, list[Traffic]]]:
     """(variant, path, bytes of every launch) in the order in which `main` runs them."""
-    for row in dwconv.models(shape, variants, padding, dwconv.Ceiling(1.0, 1.0), multiprocessors):
-        yield row["variant"], row["path"], dwconv.launches_of(row["variant"], row["path"], shape, padding, multiprocessors)
+    for row in dwconv.models(shape, variants, padding, dwconv.Ceiling(1.0, 1.0), target):
+        yield row["variant"], row["path"], dwconv.launches_of(row["variant"], row["path"], shape, padding, target)
 
 
 def compare(counted: Sequence[Mapping[str, float]], wanted: Sequence[tuple[str, str, list[Traffic]]]) -> list[dict[str, Any]]:
@@ -49,11 +50,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return aligned(lines, (0, 1))
 
 
-def count(shape: dwconv.Series, variants: Sequence[str], padding: str, multiprocessors: int, timeout: float = 300.0) -> list[dict[str, Any]]:
+def count(shape: dwconv.Series, variants: Sequence[str], padding: str, target: Target, timeout: float = 300.0) -> list[dict[str, Any]]:
     """`compare` of what ncu counts. Raises ncu.NotCounted."""
     words = ("x".join(map(str, shape)), padding, ",".join(variants))
     counted = ncu.count("nbcnn.lab.studies.dwconv_counters", words, METRICS, timeout)
-    return compare(counted, list(launched(shape, variants, padding, multiprocessors)))
+    return compare(counted, list(launched(shape, variants, padding, target)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     n, c, length, taps = map(int, size.split("x"))
     shape, device = (n, c, length, taps), Gpu()
     operands = dwconv_times.Operands(shape, device)
-    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, device.multiprocessors)]
+    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, device.target)]
     sets = dwconv_times.ready(keys, shape, padding, operands, device)
     made = [launch for at, key in enumerate(keys) for launch in sets[key][at % operands.count]]
     for launch in made:

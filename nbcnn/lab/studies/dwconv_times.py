@@ -72,7 +72,7 @@ def planned(variant: str, path: str, shape: Series, padding: str, device: Any) -
     """The call without arrays, with its tile."""
     op = f"dwconv1d_{path}"
     call = dwconv.call_of(op, shape, padding)
-    return replace(call, tile=DWCONV[variant][op].tile(call, device.multiprocessors))
+    return replace(call, tile=DWCONV[variant][op].tile(call, device.target))
 
 
 def verify(variant: str, call: Call, shape: Series, padding: str, device: Any) -> None:
@@ -93,7 +93,7 @@ def compile_sizes(shapes: Sequence[Series], variants: Sequence[str], padding: st
     few = Operands((1, 1, 1, 1), device)  # a kernel is compiled for the types of its operands, whatever their extents
     keys = [(shape, variant, path) for shape in shapes for variant in variants for path in PATHS if f"dwconv1d_{path}" in DWCONV[variant]]
     calls = [(variant, planned(variant, path, shape, padding, device)) for shape, variant, path in keys]
-    taken = [(variant, call) for variant, call in calls if not DWCONV[variant][call.op].supports(call)]
+    taken = [(variant, call) for variant, call in calls if not DWCONV[variant][call.op].supports(call, device.target)]
     return compile_all([launch for variant, call in taken for launch in launches(variant, call, few, 0, device)], say)
 
 
@@ -125,7 +125,7 @@ def measure(
     peers: (shape, padding, device, sets) -> works by (form, path), already verified; None for none.
     """
     operands = Operands(shape, device)
-    rows = list(dwconv.models(shape, variants, padding, ceiling, device.multiprocessors))
+    rows = list(dwconv.models(shape, variants, padding, ceiling, device.target))
     made = ready([(row["variant"], row["path"]) for row in rows], shape, padding, operands, device)
     works = {key: Calls(" ".join(key), device, sets, graph=True) for key, sets in made.items()}
     for variant in variants:

@@ -24,9 +24,8 @@ import numpy as np
 
 from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.gpu.device import elapsed_ms, event
-from nbcnn.lab.measure.kernels import as_if_on
+from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure.nets import Network, training
-from nbcnn.lab.measure.plans import H200
 from nbcnn.modes import MODES
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.plan.arena import align
@@ -86,7 +85,7 @@ def problems(networks: Sequence[Network], precision: str, device: Any) -> list[P
             key = (how.mode, step.op, tuple(buf.shape for buf in (*step.ins, *step.outs)), tuple(sorted(step.attrs.items())))
             if key not in found:
                 call = bare_call(step, work.net.row.layout)
-                tiles = dict.fromkeys((how.tile, *how.impl.candidates(call, device.multiprocessors)))
+                tiles = dict.fromkeys((how.tile, *how.impl.candidates(call, device.target)))
                 found[key] = Problem(step, how.mode, how.impl, work.net.row.layout, precision, tuple(tiles), {})
             known = dict(found[key].networks)
             found[key] = replace(found[key], networks=known | {network.name: known.get(network.name, 0) + 1})
@@ -283,7 +282,7 @@ _OF_STATISTICS = {"eps": 1e-5, "momentum": 0.1}
 """What some convolutions have besides their geometry; no tile depends on it."""
 
 
-def judged(rows: Sequence[Mapping[str, Any]], multiprocessors: int = H200) -> list[dict[str, Any]]:
+def judged(rows: Sequence[Mapping[str, Any]], target: Target = H200) -> list[dict[str, Any]]:
     """Rows of an earlier measurement with the tile first that is chosen today; a row whose tile was not timed then has no regret."""
     made = []
     for row in rows:
@@ -292,7 +291,7 @@ def judged(rows: Sequence[Mapping[str, Any]], multiprocessors: int = H200) -> li
         stored: dict[str, Any] = {"in_dtypes": (store,) * len(ins), "out_dtypes": (store,) * len(outs)}
         call = Call(row["op"], (), (), ins, outs, attrs, "NHWC", **stored)
         impl = next(impl for part, impl in MODES["tensorcore", row["precision"]].chain(row["op"]) if part == row["part"])
-        tile = impl.tile(call, multiprocessors)
+        tile = impl.tile(call, target)
         named = {"tile": asdict(tile), "kind": type(tile).__name__}
         found = next((known for known in row["tiles"] if {name: known[name] for name in named} == named), named | {"why": "it was not timed"})
         made.append({**row, "tiles": [found, *(known for known in row["tiles"] if known is not found)]})
@@ -336,8 +335,7 @@ def _short(tile: Mapping[str, Any]) -> str:
 def main() -> None:
     """Print what today's choices of tiles cost by the times in the files that are named."""
     rows = [row for path in sys.argv[1:] for row in json.loads(Path(path).read_text())]
-    with as_if_on("90a"):
-        print("\n".join(lines(judged(rows))))
+    print("\n".join(lines(judged(rows))))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.depthwise_walk import Pass, Walk, inside, pass_of
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
@@ -302,7 +303,7 @@ def _count(call: Call, g: Pass, length: int) -> int:
     return n * (c // lanes_of(call, g.walk.R * g.walk.S, c)) * g.cells * g.phases * ceil_div(g.steps, length)
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Strip]:
+def candidates(call: Call, target: Target) -> list[Strip]:
     """Strips, by the steps that a multiprocessor takes one after another."""
     lanes = lanes_of(call, numel(call.in_shapes[1][2:]), call.out_shapes[0][1])
     columns = columns_of(call, lanes)
@@ -311,17 +312,17 @@ def candidates(call: Call, multiprocessors: int) -> list[Strip]:
     for length in lengths_of(g.steps):
         steps = length + g.walk.ahead
         together = together_of(steps, g.walk.reads * g.walk.across, words)
-        waves = ceil_div(_count(call, g, length), RESIDENT * multiprocessors)
+        waves = ceil_div(_count(call, g, length), RESIDENT * target.multiprocessors)
         made.append((waves * (ceil_div(steps, 2 * together) * 2 * together + START_STEPS), Strip(length, together, columns)))
     return [strip for _, strip in sorted(made, key=lambda each: each[0])]
 
 
-def tile(call: Call, multiprocessors: int) -> Strip:
+def tile(call: Call, target: Target) -> Strip:
     """The strips with the least estimated time."""
-    return candidates(call, multiprocessors)[0]
+    return candidates(call, target)[0]
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why a call is not for these kernels."""
     images = (call.in_shapes[0], call.in_shapes[1] if call.op == "gconv_wgrad" else call.out_shapes[0])
     filters = call.out_shapes[0] if call.op == "gconv_wgrad" else call.in_shapes[1]
@@ -335,7 +336,7 @@ def supports(call: Call) -> str | None:
         lanes = lanes_of(call, g.R * g.S, groups)
         if g.slots * g.wide * lanes > MOST_TAPS:
             return f"a stride of {call.attrs['stride']} with a dilation of {call.attrs['dilation']} has {g.slots * g.wide} sums open"
-    return elementwise.supports(call)
+    return elementwise.supports(call, target)
 
 
 def bind(call: Call) -> list[Launch]:

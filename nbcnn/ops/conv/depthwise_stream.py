@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import device as gpu
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv import depthwise
 from nbcnn.ops.conv.depthwise import QUAD_TAPS, columns_of, group_of, held, kind_of, lengths_of, pack, store_lanes
 from nbcnn.ops.conv.depthwise_walk import Pass, Walk, inside, pass_of
@@ -121,11 +121,11 @@ def copy_rows(walk: Walk, kind: str) -> Any:
     return run
 
 
-def no_room(stages: int, stage: int) -> str | None:
+def no_room(stages: int, stage: int, target: Target) -> str | None:
     """None, or that shared memory cannot hold the steps, in words."""
     if stages < 2:
         return f"steps of {stage} bytes do not stream: shared memory holds one"
-    limit = gpu.shared_of_block()
+    limit = target.shared_of_block
     return f"{stages} steps need {stages * stage} bytes of shared memory, a block has {limit}" if stages * stage > limit else None
 
 
@@ -325,11 +325,11 @@ def outside(g: Pass, step: int) -> bool:
     return not any(0 <= row < g.source[2] for row in rows)
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Stream]:
+def candidates(call: Call, target: Target) -> list[Stream]:
     """One wave of blocks; by the steps that a line takes one after another."""
     columns, groups = columns_of(call, LANES), call.out_shapes[0][1] // LANES
     g, group = pass_of(call, columns), group_of(groups)
-    lines, wave = THREADS // group, max(1, blocks_of(g.walk) * multiprocessors // ceil_div(groups, group))
+    lines, wave = THREADS // group, max(1, blocks_of(g.walk) * target.multiprocessors // ceil_div(groups, group))
     made = []
     for length in lengths_of(g.steps):
         items, walk = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length), walk_of(g, length)
@@ -339,9 +339,9 @@ def candidates(call: Call, multiprocessors: int) -> list[Stream]:
     return [stream for _, stream in sorted(made, key=lambda each: each[0])]
 
 
-def tile(call: Call, multiprocessors: int) -> Stream:
+def tile(call: Call, target: Target) -> Stream:
     """The strips with the fewest steps."""
-    return candidates(call, multiprocessors)[0]
+    return candidates(call, target)[0]
 
 
 def refused(call: Call, channels: int, taps: int) -> str | None:
@@ -351,12 +351,12 @@ def refused(call: Call, channels: int, taps: int) -> str | None:
     return f"{taps} taps are more than {QUAD_TAPS}" if taps > QUAD_TAPS else None
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why a call is not for this kernel."""
-    if said := depthwise.supports(call) or refused(call, call.out_shapes[0][1], numel(call.in_shapes[1][2:])):
+    if said := depthwise.supports(call, target) or refused(call, call.out_shapes[0][1], numel(call.in_shapes[1][2:])):
         return said
     walk, kind = pass_of(call, columns_of(call, LANES)).walk, kind_of(call)
-    return no_room(_stages(walk, kind), _stage(walk, kind))
+    return no_room(_stages(walk, kind), _stage(walk, kind), target)
 
 
 def bind(call: Call) -> list[Launch]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv import depthwise_stream, depthwise_wgrad
 from nbcnn.ops.conv.depthwise import columns_of, group_of, kind_of, lengths_of
 from nbcnn.ops.conv.depthwise_stream import (
@@ -218,7 +219,7 @@ def walk_of(g: Pass, length: int) -> int:
     return length + walk.slots - 1 - spare
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Stream]:
+def candidates(call: Call, target: Target) -> list[Stream]:
     """One wave of blocks, or half of one; by the steps that a line takes one after another."""
     columns, groups, sums = columns_of(call, LANES), call.in_shapes[0][1] // LANES, sums_of(call) * LANES
     g, group = pass_of(call, columns), group_of(groups)
@@ -226,24 +227,24 @@ def candidates(call: Call, multiprocessors: int) -> list[Stream]:
     made = []
     for length in lengths_of(g.steps):
         items, walk = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length), walk_of(g, length)
-        wave = max(1, blocks_of(sums) * multiprocessors // tiles)
+        wave = max(1, blocks_of(sums) * target.multiprocessors // tiles)
         for wanted in sorted({wave, ceil_div(wave, 2)}, reverse=True):
             strips = ceil_div(ceil_div(items, wanted), lines)
             made.append((strips * walk + START_STEPS, Stream(length, columns, walk, stages, group, strips * lines, ceil_div(items, strips * lines))))
     return [stream for _, stream in sorted(made, key=lambda each: each[0])]
 
 
-def tile(call: Call, multiprocessors: int) -> Stream:
+def tile(call: Call, target: Target) -> Stream:
     """The strips and parts with the fewest steps."""
-    return candidates(call, multiprocessors)[0]
+    return candidates(call, target)[0]
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why a call is not for this kernel."""
-    if said := depthwise_wgrad.supports(call) or refused(call, call.in_shapes[0][1], numel(call.out_shapes[0][2:])):
+    if said := depthwise_wgrad.supports(call, target) or refused(call, call.in_shapes[0][1], numel(call.out_shapes[0][2:])):
         return said
     walk = pass_of(call, columns_of(call, LANES)).walk
-    return no_room(_stages(call, walk), _stage(walk, kind_of(call)))
+    return no_room(_stages(call, walk), _stage(walk, kind_of(call)), target)
 
 
 def scratch(call: Call) -> int:

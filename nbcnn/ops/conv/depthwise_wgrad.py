@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.depthwise import (
     WALK,
     columns_of,
@@ -220,7 +221,7 @@ def _lanes(call: Call) -> int:
     return lanes_of(call, numel(call.out_shapes[0][2:]), call.in_shapes[0][1])
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Parts]:
+def candidates(call: Call, target: Target) -> list[Parts]:
     """One wave of blocks, or as many as leave each thread enough to do; by the steps that a line takes one after another."""
     lanes = _lanes(call)
     columns, groups, words = columns_of(call, lanes), call.in_shapes[0][1] // lanes, held(lanes, kind_of(call)).words
@@ -229,7 +230,7 @@ def candidates(call: Call, multiprocessors: int) -> list[Parts]:
     made = []
     for length in lengths_of(g.steps):
         items = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length)
-        parts = max(1, min(blocks_of(sums_of(call) * lanes) * multiprocessors // tiles, items * length // (lines * LEAST_STEPS)))
+        parts = max(1, min(blocks_of(sums_of(call) * lanes) * target.multiprocessors // tiles, items * length // (lines * LEAST_STEPS)))
         steps = length + g.walk.ahead
         together = together_of(steps, g.walk.reads * g.walk.across + columns, words)
         rounds = ceil_div(ceil_div(items, parts), lines)
@@ -237,9 +238,9 @@ def candidates(call: Call, multiprocessors: int) -> list[Parts]:
     return [parts for _, parts in sorted(made, key=lambda each: each[0])]
 
 
-def tile(call: Call, multiprocessors: int) -> Parts:
+def tile(call: Call, target: Target) -> Parts:
     """The parts with the fewest steps."""
-    return candidates(call, multiprocessors)[0]
+    return candidates(call, target)[0]
 
 
 def sums_of(call: Call) -> int:

@@ -16,6 +16,7 @@ import functools
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.naive import int32s, shape_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import quotient
@@ -333,7 +334,7 @@ def _grid(N: int, targets: int, height: int, width: int) -> tuple[int, int]:
     return N * blocks(height, SIDE) * blocks(width, SIDE) * blocks(targets, BN), BN
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or why the tiles cannot serve this convolution."""
     shape = shape_of(call)
     if shape.stride > MAX_STRIDE:

@@ -99,9 +99,9 @@ def ops(engine: Impl) -> dict[str, Impl]:
         engine,
         bind=bind,
         scratch=lambda call: align(parts(call)[2], ALIGNMENT),
-        supports=lambda call: engine.supports(convolution(call)),
-        tile=lambda call, multiprocessors: engine.tile(convolution(call), multiprocessors),
-        candidates=lambda call, multiprocessors: engine.candidates(convolution(call), multiprocessors),
+        supports=lambda call, target: engine.supports(convolution(call), target),
+        tile=lambda call, target: engine.tile(convolution(call), target),
+        candidates=lambda call, target: engine.candidates(convolution(call), target),
         pack=lambda call: pack(convolution(call)),
         traffic=bytes_of,
     )

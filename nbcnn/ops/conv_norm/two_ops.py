@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR
+from nbcnn.gpu.target import H200
 from nbcnn.ops.conv.frame.composed import Operand, inner, operands
 from nbcnn.ops.conv.reference import conv_fprop
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape
@@ -110,7 +111,7 @@ def by_epilogue(launches: Callable[..., list[Launch]]) -> dict[str, Callable[[Ca
 
 def _apart(norm: Impl, call: Call) -> Any:
     """The first tile of a norm whose blocks do not wait for each other, None in the simulator (s0.py says why)."""
-    return next((tile for tile in norm.candidates(call, 1) if not tile.together), None) if not SIMULATOR else None
+    return next((tile for tile in norm.candidates(call, replace(H200, multiprocessors=1)) if not tile.together), None) if not SIMULATOR else None
 
 
 def composed(conv: Impl, norm: Impl) -> Impl:
@@ -167,9 +168,9 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         conv,
         bind=bind,
         scratch=scratch,
-        supports=lambda call: conv.supports(parts(call)[0]) or norm.supports(parts(call)[1]),
-        tile=lambda call, multiprocessors: conv.tile(parts(call)[0], multiprocessors),
-        candidates=lambda call, multiprocessors: conv.candidates(parts(call)[0], multiprocessors),
+        supports=lambda call, target: conv.supports(parts(call)[0], target) or norm.supports(parts(call)[1], target),
+        tile=lambda call, target: conv.tile(parts(call)[0], target),
+        candidates=lambda call, target: conv.candidates(parts(call)[0], target),
         pack=pack_weight if conv.pack is not None else None,
         traffic=bytes_of if conv.traffic is not None and norm.traffic is not None else None,
     )

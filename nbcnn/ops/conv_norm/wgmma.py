@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame import correlation
 from nbcnn.ops.conv.wgmma.tile import KINDS
 from nbcnn.ops.conv_norm.two_ops import by_epilogue, group_of
@@ -61,7 +62,7 @@ def share_of(c: ConvShape, lines: int, parts: int) -> int:
     return ceil_div(ceil_div(c.P, lines), parts) * lines
 
 
-def supports(call: Call, precision: str) -> str | None:
+def supports(call: Call, target: Target, precision: str) -> str | None:
     """None, or the reason in words."""
     c, channels = shape_of(call), KINDS[precision].channels
     if reason := not_nhwc(call, "the fused convolutions read"):
@@ -72,16 +73,16 @@ def supports(call: Call, precision: str) -> str | None:
         return f"a window of {c.R}×{c.S}, stride {c.stride}, padding {c.pad}: the kernel moves by one pixel, and pads less than the filter"
     if c.Q % 2 or c.S % 2 == 0 or c.Q < 8 or c.Q + c.S - 1 > _MOST_COLUMNS:
         return f"lines of {c.Q} pixels and filters of {c.S}: a thread takes pairs of pixels, 8 to {_MOST_COLUMNS} with the border"
-    if not candidates(call, precision, FILTERS):
+    if not candidates(call, precision, target):
         return "all taps of 64 filters and the lines that they see do not fit into shared memory"
     return too_large(c.x_shape, c.y_shape)
 
 
-def candidates(call: Call, precision: str, multiprocessors: int) -> list[ImageTile]:
+def candidates(call: Call, precision: str, target: Target) -> list[ImageTile]:
     """Tiles that fit into shared memory, those of whole parts; as few parts as give every warpgroup work come first."""
     c, made = shape_of(call), []
     slabs = c.K // FILTERS
-    workers = max(multiprocessors // slabs, 1) * GROUPS
+    workers = max(target.multiprocessors // slabs, 1) * GROUPS
     for parts in _PARTS:
         if parts > 1 and c.N * parts > workers:
             continue
@@ -95,9 +96,9 @@ def candidates(call: Call, precision: str, multiprocessors: int) -> list[ImageTi
     return sorted(made, key=lambda tile: -tile.parts)  # the others' order stays
 
 
-def choose(call: Call, precision: str, multiprocessors: int) -> ImageTile:
+def choose(call: Call, precision: str, target: Target) -> ImageTile:
     """The most parts; of those the tile that multiplies for the shortest time, borders and lines beyond the image included."""
-    c, made = shape_of(call), candidates(call, precision, multiprocessors)
+    c, made = shape_of(call), candidates(call, precision, target)
 
     def time(tile: ImageTile) -> float:
         # For each product shared memory delivers 64 rows of filters and the columns, at twice the rate at which columns are multiplied.
@@ -168,12 +169,12 @@ def ops(precision: str) -> dict[str, Impl]:
     return {
         name: Impl(
             bind,
-            supports=lambda call: supports(call, precision),
-            tile=lambda call, multiprocessors: choose(call, precision, multiprocessors),
+            supports=lambda call, target: supports(call, target, precision),
+            tile=lambda call, target: choose(call, precision, target),
             pack=_pack,
             packed=_PACKED[precision],
             needs=(9, 0),
-            candidates=lambda call, multiprocessors: candidates(call, precision, multiprocessors),
+            candidates=lambda call, target: candidates(call, precision, target),
             traffic=lambda call: bytes_of(call, precision),
             exactly=True,
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import device
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.ops.conv.winograd.engine import WinogradTile
@@ -49,7 +49,7 @@ def slab_of(call: Call, tile: NormTile) -> Slab:
     return Slab(c.H, c.W, c.K, group_of(call), tile.channels, tile.threads, tile.blocks, int(call.op != "conv_evonorm_b0_fprop"))
 
 
-def slabs(call: Call) -> list[tuple[int, int, int]]:
+def slabs(call: Call, target: Target) -> list[tuple[int, int, int]]:
     """(channels, threads, blocks) of the last kernel, fewest blocks on a multiprocessor first, because large ones won at every batch
     (docs/log/winograd.md); empty where no block keeps an image's pixels of whole groups.
     """
@@ -61,41 +61,41 @@ def slabs(call: Call) -> list[tuple[int, int, int]]:
             for turns in (fewest, fewest + 1):
                 one = channels, ceil_div(items, WARP * turns) * WARP, blocks
                 used = slab_of(call, NormTile(0, 0, 0, 0, 0, 1, *one)).shared_bytes
-                if blocks * (used + _OWN) <= device.shared_of_block() + _OWN and one not in made:
+                if blocks * (used + _OWN) <= target.shared_of_block + _OWN and one not in made:
                     made.append(one)
         if made:
             break
     return made
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
-    reason = winograd.supports(convolution_of(call))
-    if reason is None and not slabs(call):
+    reason = winograd.supports(convolution_of(call), target)
+    if reason is None and not slabs(call, target):
         c = im2col.shape_of(convolution_of(call))
         return f"no block keeps {c.H}×{c.W} pixels of groups of {group_of(call)} of {c.K} channels in shared memory"
     return reason
 
 
-def candidates(call: Call, multiprocessors: int) -> list[NormTile]:
+def candidates(call: Call, target: Target) -> list[NormTile]:
     """The plain convolution's tile with every slab. Blocks are few and large, so that images which are not worked on all at once are as many as
     fill the GPU a whole number of times.
     """
-    plain, c = winograd.tile(convolution_of(call), multiprocessors), im2col.shape_of(convolution_of(call))
+    plain, c = winograd.tile(convolution_of(call), target), im2col.shape_of(convolution_of(call))
 
     def at_once(channels: int, blocks: int) -> int:
-        wave = max(blocks * multiprocessors * channels // c.K, 1)
+        wave = max(blocks * target.multiprocessors * channels // c.K, 1)
         return c.N if plain.images == c.N else ceil_div(c.N, ceil_div(c.N, plain.images // wave * wave or plain.images))
 
     return [
         NormTile(**asdict(replace(plain, images=at_once(channels, blocks))), channels=channels, threads=threads, blocks=blocks)
-        for channels, threads, blocks in slabs(call)
+        for channels, threads, blocks in slabs(call, target)
     ]
 
 
-def tile(call: Call, multiprocessors: int) -> NormTile:
+def tile(call: Call, target: Target) -> NormTile:
     """The first of `candidates`."""
-    return candidates(call, multiprocessors)[0]
+    return candidates(call, target)[0]
 
 
 def launches(call: Call, epilogue: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds
@@ -87,9 +88,9 @@ def unpool_kernel(kind: str, lanes: int) -> Any:
     return unpool_kernel
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
-    return elementwise.supports(call) if call.layout == "NHWC" else "the packed index of a pooling goes with images stored NHWC"
+    return elementwise.supports(call, target) if call.layout == "NHWC" else "the packed index of a pooling goes with images stored NHWC"
 
 
 def bind(call: Call) -> list[Launch]:

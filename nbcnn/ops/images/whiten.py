@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
@@ -145,10 +146,11 @@ def scratch(call: Call) -> int:
     return 8 * call.in_shapes[0][0]
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why an image has too many channels, or a tensor too many elements."""
     channels = call.in_shapes[0][1]
-    return elementwise.supports(call) if channels <= CHANNELS else f"images of {channels} channels: a thread keeps at most {CHANNELS} in registers"
+    too_many = f"images of {channels} channels: a thread keeps at most {CHANNELS} in registers"
+    return elementwise.supports(call, target) if channels <= CHANNELS else too_many
 
 
 def traffic(call: Call) -> list[Traffic]:

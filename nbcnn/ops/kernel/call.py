@@ -15,6 +15,7 @@ import numpy as np
 from nbcnn.gpu.compiler import LOCKSTEP, SIMULATOR
 from nbcnn.gpu.kernel_store import loaded
 from nbcnn.gpu.language import resolved
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.traffic import Traffic
 
 Shape = tuple[int, ...]
@@ -168,11 +169,11 @@ def _no_scratch(call: Call) -> int:
     return 0
 
 
-def _any_shape(call: Call) -> str | None:
+def _any_shape(call: Call, target: Target) -> str | None:
     return None
 
 
-def _no_tile(call: Call, multiprocessors: int) -> Any:
+def _no_tile(call: Call, target: Target) -> Any:
     return None
 
 
@@ -180,7 +181,7 @@ def _no_splits(call: Call) -> Mapping[int, int]:
     return {}
 
 
-def _no_candidates(call: Call, multiprocessors: int) -> Sequence[Any]:
+def _no_candidates(call: Call, target: Target) -> Sequence[Any]:
     return ()
 
 
@@ -190,14 +191,14 @@ class Impl:
 
     bind      Call -> what to run, in order.
     scratch   Call without arrays (tile resolved) -> bytes of scratch; needs no GPU.
-    supports  Call without arrays -> None, or the reason in words why this shape cannot run here.
-    tile      Call without arrays, multiprocessor count -> a frozen dataclass of ints (None if there is nothing to choose).
+    supports  Call without arrays, Target -> None, or the reason in words why this shape cannot run on that GPU.
+    tile      Call without arrays, Target -> a frozen dataclass of ints (None if there is nothing to choose).
     pack      Call without arrays -> int32 index map (n,) or (terms, n): packed[i] = Σ_t weight.flat[map[t, i]], where −1
               adds nothing. All packed weights are made at the start of every plan (`nbcnn.plan.lowering`); `bind` finds its
               own in `call.packed`. None for an implementation that reads the (K, C, R, S) weight itself.
     packed    how packed weights are stored: "float32", "tfloat32" or "bfloat16" (sums are made in float32 and rounded once).
     needs     the compute capability from which on the kernels run; `exactly` that one if they use what later GPUs no longer have.
-    candidates  Call without arrays, multiprocessor count -> the tiles that an autotuner should try.
+    candidates  Call without arrays, Target -> the tiles that an autotuner should try.
     traffic   Call without arrays (tile resolved) -> the bytes of every launch of `bind`, in order (`nbcnn.ops.kernel.traffic`); None if
               nobody has worked them out.
     splits    Call without arrays (tile resolved) -> by position of the operands that `bind` first splits into planes of bfloat16, the bytes that
@@ -207,20 +208,20 @@ class Impl:
 
     bind: Bind
     scratch: Callable[[Call], int] = _no_scratch
-    supports: Callable[[Call], str | None] = _any_shape
-    tile: Callable[[Call, int], Any] = _no_tile
+    supports: Callable[[Call, Target], str | None] = _any_shape
+    tile: Callable[[Call, Target], Any] = _no_tile
     pack: Callable[[Call], np.ndarray] | None = None
     packed: str = "float32"
     needs: tuple[int, int] = (0, 0)
-    candidates: Callable[[Call, int], Sequence[Any]] = _no_candidates
+    candidates: Callable[[Call, Target], Sequence[Any]] = _no_candidates
     traffic: Callable[[Call], Sequence[Traffic]] | None = None
     splits: Callable[[Call], Mapping[int, int]] = _no_splits
     exactly: bool = False
     once: bool = False
 
-    def lacks(self, capability: tuple[int, int]) -> str | None:
-        """None if the kernels run on a GPU of this compute capability, else the reason in words."""
-        if self.needs > capability or (self.exactly and self.needs != capability):
+    def lacks(self, target: Target) -> str | None:
+        """None if the kernels run on GPUs of the compute capability of `target`, else the reason in words."""
+        if self.needs > target.capability or (self.exactly and self.needs != target.capability):
             return f"needs compute capability {'.'.join(map(str, self.needs))}{' and no other' if self.exactly else ''}"
         return None
 

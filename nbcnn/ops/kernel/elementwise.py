@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.plan.shapes import numel
@@ -30,7 +31,7 @@ LIMIT = 2**31 - BLOCK
 """Elements of the largest tensor: indices are int32, and the last block looks up to BLOCK elements ahead."""
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why a tensor is too large for int32 indices; for every op that stands on this file or windows.py."""
     largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
     return None if largest <= LIMIT else f"a tensor of {largest:,} elements is more than 32-bit indices reach ({LIMIT:,})"

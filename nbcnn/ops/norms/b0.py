@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
+from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import power_of_two
@@ -316,21 +317,21 @@ def extents_of(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]
     return slab, shape[0] * slabs, tuple(np.int32(s) for s in (slabs, *steps(call)))
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Held]:
+def candidates(call: Call, target: Target) -> list[Held]:
     """Slabs with which the launch fits on the GPU at once: of x, or of x and dy, or of x with dy read twice; then slabs for several launches.
 
     The simulator runs one block after another: there only the last.
     """
     shape, layout, backward = call.in_shapes[0], call.layout, call.op.endswith("_grads")
     tensors = (2, 1) if backward else (1,)
-    alone = call.op.endswith("_infer") or SIMULATOR
-    at_once = [] if alone else slabs_of(shape, layout, 1, tensors, multiprocessors, at_once=True)
-    return [*at_once, *slabs_of(shape, layout, 1, tensors, multiprocessors)]
+    alone = call.op.endswith("_infer") or target.simulated
+    at_once = [] if alone else slabs_of(shape, layout, 1, tensors, target.multiprocessors, at_once=True)
+    return [*at_once, *slabs_of(shape, layout, 1, tensors, target.multiprocessors)]
 
 
-def tile(call: Call, multiprocessors: int) -> Held | None:
+def tile(call: Call, target: Target) -> Held | None:
     """The first of `candidates`. The simulator runs a thread as a Python thread: there only a test asks for a slab to be held."""
-    return None if SIMULATOR else next(iter(candidates(call, multiprocessors)), None)
+    return None if target.simulated else next(iter(candidates(call, target)), None)
 
 
 FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.b0_fprop)

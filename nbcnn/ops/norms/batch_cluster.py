@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape
 from nbcnn.ops.kernel.loops import ceil_div
@@ -85,18 +86,18 @@ def _asked(call: Call) -> tuple[Shape, str, int, str, int]:
     return call.in_shapes[tensors - 1], kinds(call)[0], tensors, call.layout, waves
 
 
-def candidates(call: Call, multiprocessors: int) -> Sequence[Tile]:
+def candidates(call: Call, target: Target) -> Sequence[Tile]:
     return candidates_of(*_asked(call))
 
 
-def tile_of(call: Call, multiprocessors: int) -> Tile | None:
+def tile_of(call: Call, target: Target) -> Tile | None:
     """The tile of a call, or None where its images do not fit."""
-    return next(iter(candidates(call, multiprocessors)), None)
+    return next(iter(candidates(call, target)), None)
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why the call is not one launch."""
-    if reason := elementwise.supports(call):
+    if reason := elementwise.supports(call, target):
         return reason
     shape, kind, tensors, layout, waves = _asked(call)
     least = COLUMNS[-1] * (8 if kind == "bfloat16" else 4)
@@ -114,7 +115,7 @@ def supports(call: Call) -> str | None:
 def _shared(call: Call) -> tuple[Tile, str, int, Layout, tuple[np.int32, ...]]:
     """The tile of a call, how images are stored, its grid, its shared memory, and (M, C, pixels of a block, elements that are held of a tensor)."""
     (n, channels, h, w), kind, tensors, *_ = _asked(call)
-    tile: Tile = call.tile or candidates(call, 0)[0]
+    tile: Tile = call.tile or candidates_of(*_asked(call))[0]
     width = 8 if kind == "bfloat16" else 4
     pixels = ceil_div(n * h * w, tile.cluster)
     layout = layout_of(tile, width, pixels, tensors)

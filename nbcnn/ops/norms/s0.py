@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
+from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -170,16 +171,16 @@ def _extents(call: Call, image: int) -> tuple[Slab, np.int32, int, tuple[np.int3
     return slab, np.int32(slabs), shape[0] * slabs, tuple(np.int32(s) for s in steps(call))
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Held]:
+def candidates(call: Call, target: Target) -> list[Held]:
     """Slabs that can be held: of x, or of x and dy."""
     image = len(call.in_shapes[0]) == len(call.in_shapes[1])
     shape, tensors = call.in_shapes[1 if image else 0], 2 if image else 1
-    return slabs_of(shape, call.layout, shape[1] // call.attrs["groups"], (tensors,), multiprocessors)
+    return slabs_of(shape, call.layout, shape[1] // call.attrs["groups"], (tensors,), target.multiprocessors)
 
 
-def tile(call: Call, multiprocessors: int) -> Held | None:
+def tile(call: Call, target: Target) -> Held | None:
     """The first of `candidates`. The simulator runs a thread as a Python thread: there only a test asks for a slab to be held."""
-    return None if SIMULATOR else next(iter(candidates(call, multiprocessors)), None)
+    return None if target.simulated else next(iter(candidates(call, target)), None)
 
 
 FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.s0_fprop)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i8, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.split import launch_sum_partials
 from nbcnn.ops.conv.simt.pointwise import launch_gemm_nt, product_traffic
 from nbcnn.ops.conv.simt.tiles import choices
@@ -93,7 +94,7 @@ def scratch(call: Call) -> int:
     return partial_bytes(call.tile.split, M * N)
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why 32-bit offsets do not reach."""
     return too_large(*call.in_shapes, *call.out_shapes, what="a matrix")
 
@@ -125,11 +126,11 @@ def engine(conv: Impl) -> Impl:
             packed=call.ins[1] if call.ins else None,
         )
 
-    def refused(call: Call) -> str | None:
+    def refused(call: Call, target: Target) -> str | None:
         K = extents(call)[2]
         if K % WHOLE:
             return f"{K} products a sum are no multiple of {WHOLE}: rows of b would have to be padded"
-        return supports(call) or conv.supports(as_conv(call))
+        return supports(call, target) or conv.supports(as_conv(call), target)
 
     def bytes_of(call: Call) -> Sequence[Traffic]:
         assert conv.traffic is not None
@@ -140,8 +141,8 @@ def engine(conv: Impl) -> Impl:
         bind=lambda call: conv.bind(as_conv(call)),
         scratch=lambda call: conv.scratch(as_conv(call)),
         supports=refused,
-        tile=lambda call, multiprocessors: conv.tile(as_conv(call), multiprocessors),
-        candidates=lambda call, multiprocessors: conv.candidates(as_conv(call), multiprocessors),
+        tile=lambda call, target: conv.tile(as_conv(call), target),
+        candidates=lambda call, target: conv.candidates(as_conv(call), target),
         pack=None,
         traffic=bytes_of if conv.traffic else None,
     )

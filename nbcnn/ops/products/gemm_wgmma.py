@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.wgmma.mainloop import consumer
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, stage_bytes
@@ -240,12 +241,12 @@ def _extents(call: Call) -> tuple[int, int, int]:
     return M, N, K
 
 
-def _candidates(call: Call, multiprocessors: int) -> list[ProductTile]:
+def _candidates(call: Call, target: Target) -> list[ProductTile]:
     M, N, _ = _extents(call)
     made = []
     for tile in _TILES:
         tiles = ceil_div(M, tile.BM) * ceil_div(N, tile.BN)
-        resident = min(tiles, multiprocessors * tile.blocks)
+        resident = min(tiles, target.multiprocessors * tile.blocks)
         made += [ProductTile(tile.BM, tile.BN, tile.groups, tile.slots, tile.blocks, band, resident) for band in _BANDS]
     return made
 
@@ -254,15 +255,15 @@ def _candidates(call: Call, multiprocessors: int) -> list[ProductTile]:
 _TIMES = {(128, 256): (640, 4000), (128, 128): (780, 3000), (128, 64): (620, 2500), (64, 64): (370, 2000)}
 
 
-def _choose(call: Call, kind: Kind, multiprocessors: int) -> ProductTile:
+def _choose(call: Call, kind: Kind, target: Target) -> ProductTile:
     M, N, K = _extents(call)
 
     def nanoseconds(tile: ProductTile) -> int:
         step, ends = _TIMES[tile.BM, tile.BN]
-        waves = ceil_div(ceil_div(M, tile.BM) * ceil_div(N, tile.BN), multiprocessors * tile.blocks)
+        waves = ceil_div(ceil_div(M, tile.BM) * ceil_div(N, tile.BN), target.multiprocessors * tile.blocks)
         return waves * (ceil_div(K, kind.channels) * step + ends)
 
-    return min(_candidates(call, multiprocessors), key=nanoseconds)
+    return min(_candidates(call, target), key=nanoseconds)
 
 
 def _refusal(call: Call, kind: Kind) -> str | None:
@@ -294,8 +295,8 @@ def implementation(precision: str) -> Impl:
     kind = KINDS[precision]
     return Impl(
         lambda call: _bind(call, kind),
-        supports=lambda call: _refusal(call, kind),
-        tile=lambda call, multiprocessors: _choose(call, kind, multiprocessors),
+        supports=lambda call, target: _refusal(call, kind),
+        tile=lambda call, target: _choose(call, kind, target),
         needs=(9, 0),
         candidates=_candidates,
         traffic=lambda call: _traffic(call, kind),

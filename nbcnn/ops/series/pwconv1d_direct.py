@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.split import launch_sum_filters, sum_filters_traffic
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.simt.im2col import padded
@@ -192,36 +193,36 @@ def _refusal(call: Call, multiple: int) -> str | None:
     return too_large(*call.in_shapes, *call.out_shapes, what="a tensor of series")
 
 
-def supports_hours(call: Call) -> str | None:
+def supports_hours(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     return _refusal(call, ALONG)
 
 
-def supports_wgrad(call: Call) -> str | None:
+def supports_wgrad(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     return _refusal(call, WHOLE)
 
 
-def hours_tiles(GM: int, GN: int, GK: int, multiprocessors: int) -> list[Tile]:
+def hours_tiles(GM: int, GN: int, GK: int, target: Target) -> list[Tile]:
     """Every tile of a product over hours, the least estimated time first."""
-    return [tile for tile in ranked(GM, GN, GK, True, False, multiprocessors) if tile.split == 1]
+    return [tile for tile in ranked(GM, GN, GK, True, False, target) if tile.split == 1]
 
 
-def candidates(call: Call, multiprocessors: int) -> Sequence[Tile]:
+def candidates(call: Call, target: Target) -> Sequence[Tile]:
     """Every tile of fprop and dgrad, the least estimated time first."""
-    return hours_tiles(*extents(call), multiprocessors)
+    return hours_tiles(*extents(call), target)
 
 
-def candidates_wgrad(call: Call, multiprocessors: int) -> Sequence[Tile]:
+def candidates_wgrad(call: Call, target: Target) -> Sequence[Tile]:
     """Every tile, its parts in one wave or two of the blocks that the GPU holds at once; the least estimated time first."""
     GM, GN, GK = extents(call)
     made = []
     for tile in EFFICIENCY:
         k_tiles = ceil_div(GK, tile.BK)
         for waves in (1, 2):
-            parts = max(1, min(k_tiles, waves * tile.blocks_per_multiprocessor * multiprocessors // tile.grid(GM, GN)[0]))
+            parts = max(1, min(k_tiles, waves * tile.blocks_per_multiprocessor * target.multiprocessors // tile.grid(GM, GN)[0]))
             made.append(replace(tile, split=ceil_div(k_tiles, ceil_div(k_tiles, parts))))
-    return sorted(dict.fromkeys(made), key=lambda tile: cycles(tile, GM, GN, GK, multiprocessors, True))
+    return sorted(dict.fromkeys(made), key=lambda tile: cycles(tile, GM, GN, GK, target, True))
 
 
 def pack(call: Call) -> np.ndarray:
@@ -246,7 +247,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 
 
 def _first(candidates: Any) -> Any:
-    return lambda call, multiprocessors: candidates(call, multiprocessors)[0]
+    return lambda call, target: candidates(call, target)[0]
 
 
 _HOURS = Impl(bind, supports=supports_hours, tile=_first(candidates), pack=pack, candidates=candidates, traffic=traffic)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.glu import gates_of
 from nbcnn.ops.conv.simt.loaders import matrix
 from nbcnn.ops.conv.simt.register_tile import block_part, matrix_product, shared_floats, thread_corner
@@ -128,9 +129,9 @@ def bind(call: Call) -> list[Launch]:
     return [Launch(kernel, tile.grid(GM, GN), tile.threads, (*arrays, *sizes), name=call.op)]
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Tile]:
+def candidates(call: Call, target: Target) -> list[Tile]:
     """The tiles whose threads have both halves, the least estimated time first."""
-    return [tile for tile in pwconv1d_direct.hours_tiles(*extents(call), multiprocessors) if tile.TM == ROWS]
+    return [tile for tile in pwconv1d_direct.hours_tiles(*extents(call), target) if tile.TM == ROWS]
 
 
 def pack(call: Call) -> np.ndarray:
@@ -154,7 +155,7 @@ OPS: dict[str, Impl] = {
     "pwconv1d_glu_fprop": Impl(
         bind,
         supports=pwconv1d_direct.supports_hours,
-        tile=lambda call, multiprocessors: candidates(call, multiprocessors)[0],
+        tile=lambda call, target: candidates(call, target)[0],
         pack=pack,
         candidates=candidates,
         traffic=traffic,

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit, types
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.reduce import f8
@@ -194,7 +195,7 @@ def dgrad_kernel(states: int, threads: int) -> Any:
     return s4kernel_dgrad_kernel
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or why the states do not fit a block's shared memory."""
     states = call.in_shapes[2][1]
     return None if states <= MOST_STATES else f"{states} states a channel are more than {MOST_STATES}"

@@ -9,6 +9,7 @@ import pytest
 from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.one_op import run_op
+from nbcnn.gpu.target import H200
 from nbcnn.modes import COMMON
 from nbcnn.nn import activations, whitening  # noqa: F401  # their layers are subclasses, too
 from nbcnn.nn.activations import Elementwise
@@ -163,11 +164,11 @@ def test_a_tensor_beyond_int32_is_refused():
     def call(count: int) -> Call:
         return Call("relu_fprop", (), (), ((count,),), ((count,),))
 
-    assert elementwise.supports(call(elementwise.LIMIT)) is None
-    assert "32-bit" in elementwise.supports(call(elementwise.LIMIT + 1))
+    assert elementwise.supports(call(elementwise.LIMIT), H200) is None
+    assert "32-bit" in elementwise.supports(call(elementwise.LIMIT + 1), H200)
     for op in (*OPS, "add", "flatten_fprop", "flatten_dgrad", "convert"):
-        assert COMMON[op].supports(call(elementwise.LIMIT)) is None, op
-        assert "32-bit" in COMMON[op].supports(call(elementwise.LIMIT + 1)), op
+        assert COMMON[op].supports(call(elementwise.LIMIT), H200) is None, op
+        assert "32-bit" in COMMON[op].supports(call(elementwise.LIMIT + 1), H200), op
 
 
 @pytest.mark.sampled

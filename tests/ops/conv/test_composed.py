@@ -47,7 +47,7 @@ def test_composed_ops_agree_with_the_fused_reference(op):
 
 
 def test_a_part_that_refuses_is_heard():
-    refusing = replace(PLAIN["conv_wgrad"], supports=lambda call: f"no {call.in_shapes[1]}")
+    refusing = replace(PLAIN["conv_wgrad"], supports=lambda call, target: f"no {call.in_shapes[1]}")
     case = next(case for case in fused.cases() if case.op == "conv_pool_wgrad")
     with pytest.raises(ValueError, match=r"no \(1, 4, 6, 10\)"):
         parity(CPU, pool_wgrad(refusing, host(REFERENCES["unpool"])), case, Host())

@@ -11,6 +11,7 @@ from compiled import full
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200, Target
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.simt.im2col import OPS
 from nbcnn.ops.conv.simt.tiles import Tile
@@ -135,7 +136,7 @@ def bound_to_nothing(impl: Impl, call: Call, tile: Tile):
 def test_every_shape_gets_a_tile_that_can_be_laid_out(op, c):
     call = bare_call(op, c)
     for multiprocessors in (1, 40, 132):
-        tile = OPS[op].tile(call, multiprocessors)
+        tile = OPS[op].tile(call, Target((9, 0), multiprocessors))
         product, *sums = bound_to_nothing(OPS[op], call, tile)
         tiles, parts, phases = (*product.grid, 1)[:3]
         assert phases * tiles * tile.BM * tile.BN >= np.prod(c.gemm(op.removeprefix("conv_"))[:2])
@@ -146,7 +147,7 @@ def test_every_shape_gets_a_tile_that_can_be_laid_out(op, c):
 def test_small_batches_are_split_over_the_multiprocessors():
     c = replace(REAL_SHAPES["conv2"], N=1)
     for op in OPS:
-        tile = OPS[op].tile(bare_call(op, c), 132)
+        tile = OPS[op].tile(bare_call(op, c), H200)
         assert np.prod(tile.grid(*c.gemm(op.removeprefix("conv_"))[:2])) >= 120
 
 
@@ -163,7 +164,7 @@ def test_tiles_that_cannot_be_laid_out_are_refused(sizes):
 @pytest.mark.parametrize("op", OPS)
 def test_real_tiles_keep_to_their_registers(op, batch, arch):
     c = replace(REAL_SHAPES["conv2"], N=batch)
-    tile = OPS[op].tile(bare_call(op, c), 132)
+    tile = OPS[op].tile(bare_call(op, c), H200)
     report = compile_launch(bound_to_nothing(OPS[op], bare_call(op, c), tile)[0], arch)
     assert report.frame_bytes == 0
     assert report.registers * tile.threads * tile.blocks_per_multiprocessor <= 65536

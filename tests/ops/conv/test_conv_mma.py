@@ -11,6 +11,7 @@ from nbcnn.check.gradcheck import bound, parity, reference
 from nbcnn.check.one_op import pack_array
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200, Target
 from nbcnn.modes import Row
 from nbcnn.ops.conv import fused
 from nbcnn.ops.conv.frame.correlation import correlation, pack
@@ -103,7 +104,7 @@ def test_a_long_product_of_few_channels(gpu, precision):
 def test_a_long_product_is_split_whatever_its_channels(precision):
     call = bare_call("conv_fprop", ConvShape(256, 7840, 1, 1, 10, 1, 1), precision)
     g, impl = correlation(call), ops(precision)["conv_fprop"]
-    tile = choose(g, precision, 132)
+    tile = choose(g, precision, H200)
     assert tile.split > 1
     assert {made.split for made in candidates(g, KINDS[precision])} >= {1, tile.split}
     call = replace(call, tile=tile)
@@ -141,7 +142,7 @@ def launches(op: str, c: ConvShape, precision: str, tile: Tile | None = None):
     impl, call = ops(precision)[op], bare_call(op, c, precision)
     ins, outs = (tuple(np.zeros(4, numpy_dtype(kind)) for kind in (call.in_dtypes, call.out_dtypes)[side]) for side in (0, 1))
     packed = np.zeros(4, numpy_dtype(impl.packed))
-    tile = tile or impl.tile(call, 132)
+    tile = tile or impl.tile(call, H200)
     return impl.bind(replace(call, ins=ins, outs=outs, packed=packed, scratch=np.zeros(64, np.uint8), tile=tile))
 
 
@@ -152,7 +153,7 @@ def test_every_shape_gets_a_tile_that_covers_it(c, precision):
         call = bare_call(op, c, precision)
         g = correlation(call)
         for multiprocessors in (1, 40, 132):
-            tile = choose(g, precision, multiprocessors)
+            tile = choose(g, precision, Target((9, 0), multiprocessors))
             product, *sums = launches(op, c, precision, tile)
             tiles, parts = product.grid
             assert tiles * tile.BM * tile.BN >= g.GM * g.K
@@ -164,14 +165,14 @@ def test_every_shape_gets_a_tile_that_covers_it(c, precision):
 def test_one_image_reaches_half_of_the_multiprocessors(precision):
     for op, shape in (("conv_relu_pool_fprop", REAL_CONVS[1]), ("conv_dgrad_relu", REAL_CONVS[1]), ("upconv_relu_fprop", REAL_UP[0])):
         g = correlation(bare_call(op, replace(shape, N=1), precision))
-        tile = choose(g, precision, 132)
+        tile = choose(g, precision, H200)
         assert tile.tiles(g) * tile.split >= 64, (op, tile)
 
 
 def test_a_tuner_gets_few_tiles():
     g = correlation(bare_call("conv_fprop", REAL_CONVS[1], "bf16"))
-    tiles = worth_measuring(g, KINDS["bf16"], 132)
-    assert choose(g, "bf16", 132) in tiles
+    tiles = worth_measuring(g, KINDS["bf16"], H200)
+    assert choose(g, "bf16", H200) in tiles
     assert len(tiles) == len(set(tiles)) <= 2 * len(WHOLE["bf16"])
 
 
@@ -182,7 +183,7 @@ def test_tiles_that_cannot_be_laid_out_are_refused(sizes):
 
 
 def test_large_filters_are_refused_in_words():
-    assert "17×3" in ops("bf16")["conv_fprop"].supports(bare_call("conv_fprop", ConvShape(1, 8, 20, 20, 8, 17, 3), "bf16"))
+    assert "17×3" in ops("bf16")["conv_fprop"].supports(bare_call("conv_fprop", ConvShape(1, 8, 20, 20, 8, 17, 3), "bf16"), H200)
 
 
 def product_of_packed(case, g, packed):
@@ -230,7 +231,7 @@ def test_packed_filters_in_the_formula_give_the_op(shape):
 def test_compile_within_the_registers_of_the_tile(precision, op, arch, batch):
     shape = REAL_UP[0] if op.startswith("up") else REAL_CONVS[1]
     launch = launches(op, replace(shape, N=batch), precision)[0]
-    tile = ops(precision)[op].tile(bare_call(op, replace(shape, N=batch), precision), 132)
+    tile = ops(precision)[op].tile(bare_call(op, replace(shape, N=batch), precision), H200)
     report = compile_launch(launch, arch)
     assert report.frame_bytes == 0
     assert report.registers * tile.threads * tile.blocks <= 65536

@@ -11,6 +11,7 @@ from compiled import assert_lean, full
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import run_op
 from nbcnn.gpu.language import SIMULATOR
+from nbcnn.gpu.target import Target
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import MEAN_UP, up_cases
 from nbcnn.ops.conv.mma import wgrad, wgrad_tile
@@ -111,7 +112,7 @@ def test_bits_inside_the_image():
 def test_parts_cover_the_pixels(precision, multiprocessors):
     for case in cases():
         g, kind = wgrad.correlation(bare(case, precision)), KINDS[precision]
-        for tile in wgrad_tile.candidates(g, kind, multiprocessors):
+        for tile in wgrad_tile.candidates(g, kind, Target((9, 0), multiprocessors)):
             assert tile.shared_bytes(kind) <= 227 * 1024
             assert tile.parts(g) * tile.steps(g) * tile.BK >= g.GM > (tile.parts(g) - 1) * tile.steps(g) * tile.BK
 

@@ -11,6 +11,7 @@ from compiled import full
 from nbcnn.check.one_op import run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.thin.gather import GatherTile
 from nbcnn.ops.conv.thin.plain import OPS
@@ -93,7 +94,7 @@ def test_parity_of_blocks_that_take_many_steps(op, which, tile, rng, device):
 @pytest.mark.parametrize("shape", REAL_SHAPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_parity_and_repeatable_bits_with_the_tiles_of_a_batch(op, shape, batch, gpu):
-    tile = OPS[op].tile(bare_call(op, replace(shape, N=batch)), 132)
+    tile = OPS[op].tile(bare_call(op, replace(shape, N=batch)), H200)
     first, second = (assert_parity(op, shape, op != "conv_dgrad", np.random.default_rng(7), gpu, tile) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -103,7 +104,7 @@ def test_parity_and_repeatable_bits_with_the_tiles_of_a_batch(op, shape, batch, 
 @pytest.mark.parametrize("op", ["conv_fprop", "conv_dgrad"])
 def test_packing_takes_every_weight_once(op, shape):
     call = bare_call(op, shape)
-    index = OPS[op].pack(replace(call, tile=OPS[op].tile(call, 132)))
+    index = OPS[op].pack(replace(call, tile=OPS[op].tile(call, H200)))
     assert sorted(index[index >= 0]) == list(range(shape.K * shape.C * shape.R * shape.S))
 
 
@@ -122,7 +123,7 @@ def test_packing_takes_every_weight_once(op, shape):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_refusals_name_the_reason(op, shape, layout, reason):
-    assert reason in OPS[op].supports(bare_call(op, shape, layout=layout))
+    assert reason in OPS[op].supports(bare_call(op, shape, layout=layout), H200)
 
 
 @pytest.mark.sampled
@@ -140,7 +141,7 @@ def test_refusals_name_the_reason(op, shape, layout, reason):
 def test_kernels_keep_their_tiles_in_registers(op, shape, batch, arch):
     call = bare_call(op, replace(shape, N=batch))
     floats = np.zeros(4, np.float32)
-    call = replace(call, tile=OPS[op].tile(call, 132), packed=floats, scratch=np.zeros(16, np.uint8))
+    call = replace(call, tile=OPS[op].tile(call, H200), packed=floats, scratch=np.zeros(16, np.uint8))
     call = replace(call, ins=(floats,) * len(call.in_shapes), outs=(floats,) * len(call.out_shapes))
     for launch in OPS[op].bind(call):
         report = compile_launch(launch, arch)

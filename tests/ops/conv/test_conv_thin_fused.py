@@ -9,6 +9,7 @@ from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.target import Target
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.thin.fused import FUSED
@@ -92,8 +93,7 @@ def test_a_wide_pair_of_sides_is_refused(op):
 def test_kernels_of_a_large_batch_compile_without_spills(op):
     case = next(case for case in REAL if case.op == op)
     # The tile of a large batch, on the operands of a small one.
-    few = 1
-    tile = FUSED[op].tile(bare(case).call, few)
+    tile = FUSED[op].tile(bare(case).call, Target((9, 0), 1))
     bound = Bound(FUSED[op], op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
     for launch in bound.launches[:2]:
         report = compile_launch(launch, "90a")

@@ -10,6 +10,7 @@ import pytest
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Unsupported, run_op
 from nbcnn.check.static import compile_launch
+from nbcnn.gpu.target import H200
 from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.composed import pool_wgrad
 from nbcnn.ops.conv.fused import MEAN_FUSED, MEAN_UP, REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
@@ -119,7 +120,7 @@ def _is_weight(s, shape):
     ],
 )
 def test_what_is_refused_is_said_in_words(which, op, shape, up, words):
-    assert words in parts("bf16")[which][op].supports(bare(op, shape, "bf16", up))
+    assert words in parts("bf16")[which][op].supports(bare(op, shape, "bf16", up), H200)
 
 
 @pytest.mark.sampled
@@ -127,7 +128,7 @@ def test_what_is_refused_is_said_in_words(which, op, shape, up, words):
 def test_compile_for_ampere_without_spills(which, op, up):
     shape = ConvShape(4, 256, 16, 16, 3, 3, 3, 1, 1) if up else ConvShape(4, 3, 32, 32, 256, 3, 3, 1, 1)
     impl, call = parts("bf16")[which][op], bare(op, shape, "bf16", up)
-    call = replace(call, tile=impl.tile(call, 132))
+    call = replace(call, tile=impl.tile(call, H200))
     for launch in bound_without_data(impl, call):
         report = compile_launch(launch, "80")
         # A few addresses that outlive the main loop. Without them two blocks fit, not three: 167 µs, not 152 (conv1 wgrad, batch 1,024).
@@ -139,5 +140,5 @@ def test_a_composed_wgrad_of_a_first_layer_asks_its_parts():
     first = parts("bf16")[0]
     composed = pool_wgrad(first["conv_wgrad"], first["conv_wgrad"])
     call = bare("conv_pool_wgrad", ConvShape(2, 3, 8, 8, 16, 3, 3, 1, 1), "bf16")
-    assert composed.supports(call) is None
-    assert composed.scratch(replace(call, tile=composed.tile(call, 132))) > 2 * 16 * 8 * 8 * 2
+    assert composed.supports(call, H200) is None
+    assert composed.scratch(replace(call, tile=composed.tile(call, H200))) > 2 * 16 * 8 * 8 * 2

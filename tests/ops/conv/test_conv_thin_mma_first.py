@@ -12,6 +12,7 @@ from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.one_op import Unsupported, pack_array, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import MEAN_FUSED, REAL_POOLED, pooled_cases, relu_cases
 from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
@@ -91,7 +92,7 @@ def test_many_columns(device, precision, shape):
     assert len(made) == (7 if shape.P % 2 == shape.Q % 2 == 0 else 5)
     for case in made:
         impl = ops(precision)[case.op]
-        for tile in (None, *impl.candidates(bare(case, precision), 132)):
+        for tile in (None, *impl.candidates(bare(case, precision), H200)):
             assert parity(row(precision), impl, case, device, tile) <= bound(case, precision), (case.op, case.label, tile)
 
 
@@ -108,7 +109,7 @@ def test_rows_are_added_where_warps_share_columns(device, precision):
 def test_every_candidate_is_right(gpu, precision):
     for case in (*pooled_cases(REAL_POOLED[0]), *conv_cases(FIRST), *conv_cases(LARGE[0]), *conv_cases(LARGE[1])):
         impl = ops(precision).get(case.op)
-        for tile in impl.candidates(bare(case, precision), 132) if impl else ():
+        for tile in impl.candidates(bare(case, precision), H200) if impl else ():
             assert parity(row(precision), impl, case, gpu, tile) <= bound(case, precision), tile
 
 
@@ -132,7 +133,7 @@ def test_a_tile_of_a_large_batch_starts_no_block_without_work():
 def test_a_tile_has_few_filters_that_there_are_not(E):
     """Of large batches: half of a block's filters at least are real, all of them are in one block up to its most, and a unit has four turns."""
     for K in (32, 64, 96, 128, 256):
-        tile = first_fprop.choose(ConvShape(512, 3, 32, 32, K, 3, 3, 1, 1), E, 132)
+        tile = first_fprop.choose(ConvShape(512, 3, 32, 32, K, 3, 3, 1, 1), E, H200)
         assert tile.TURNS == 4
         assert min(K, 128 * E) <= tile.filters(E) < 2 * K
 
@@ -141,7 +142,7 @@ def test_one_warp_of_filters_shares_the_image_with_another():
     """Up to 64 filters two warps take rows of windows in turn, and units have turns behind a pooling alone."""
     of = {(32, False): (1, 2, 1), (64, False): (1, 2, 1), (64, True): (1, 2, 4), (65, False): (2, 1, 4), (256, True): (4, 1, 4)}
     for (K, pooled), wanted in of.items():
-        tile = first_wgrad.choose(ConvShape(512, 3, 32, 32, K, 3, 3, 1, 1), 2, pooled, True, 132)
+        tile = first_wgrad.choose(ConvShape(512, 3, 32, 32, K, 3, 3, 1, 1), 2, pooled, True, H200)
         assert wanted == (tile.WARPS, tile.ROWS, tile.TURNS)
 
 
@@ -173,15 +174,15 @@ def test_refusals_say_why():
     strided = next(iter(conv_cases(ConvShape(1, 2, 11, 11, 8, 3, 3, 3, 0))))
     first = next(iter(conv_cases(FIRST)))
     one_tap = next(case for case in conv_cases(ConvShape(1, 32, 8, 8, 64, 1, 1, 1, 0)) if "no bias" in case.label)
-    assert "whole 16 bytes" in impl.supports(bare(wide, "bf16"))
-    assert "12 products of 16 columns, more than 10" in impl.supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0)))
-    assert "more than 160 columns" in ops("bf16")["conv_wgrad"].supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0), "conv_wgrad"))
-    assert "shared memory" in impl.supports(refused(ConvShape(1, 45, 12, 12, 8, 1, 3, 2, 0)))
-    assert "product of matrices" in impl.supports(bare(one_tap, "bf16"))
-    assert "stride" in impl.supports(bare(strided, "bf16"))
-    assert "NHWC" in impl.supports(replace(bare(first, "bf16"), layout="NCHW"))
-    assert "stored as" in impl.supports(bare(first, "tf32"))
-    assert impl.supports(bare(first, "bf16")) is None
+    assert "whole 16 bytes" in impl.supports(bare(wide, "bf16"), H200)
+    assert "12 products of 16 columns, more than 10" in impl.supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0)), H200)
+    assert "more than 160 columns" in ops("bf16")["conv_wgrad"].supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0), "conv_wgrad"), H200)
+    assert "shared memory" in impl.supports(refused(ConvShape(1, 45, 12, 12, 8, 1, 3, 2, 0)), H200)
+    assert "product of matrices" in impl.supports(bare(one_tap, "bf16"), H200)
+    assert "stride" in impl.supports(bare(strided, "bf16"), H200)
+    assert "NHWC" in impl.supports(replace(bare(first, "bf16"), layout="NCHW"), H200)
+    assert "stored as" in impl.supports(bare(first, "tf32"), H200)
+    assert impl.supports(bare(first, "bf16"), H200) is None
     assert not ops("fp32")
 
 
@@ -191,7 +192,7 @@ def test_tiles_of_many_columns_fit_into_shared_memory():
             call = bare(case, "bf16")
             call = replace(call, in_shapes=((shape.N, *call.in_shapes[0][1:]), *call.in_shapes[1:]))
             pair = shape.stride * shape.C if case.op == "conv_wgrad" else 1
-            for tile in (ops("bf16")[case.op].tile(call, 132), *ops("bf16")[case.op].candidates(call, 132)):
+            for tile in (ops("bf16")[case.op].tile(call, H200), *ops("bf16")[case.op].candidates(call, H200)):
                 unit = Unit(shape.C, shape.R, shape.S, shape.stride, tile.ROWS * tile.TURNS)
                 assert unit.shared_bytes(pair) <= SHARED_BYTES, (shape, tile)
 
@@ -207,8 +208,8 @@ def test_tiles_of_few_columns_fit_where_the_image_is_large():
     """With all that waits in shared memory, and with registers for the image on its way."""
     for shape in (replace(shape, N=batch) for shape in STRIDED for batch in (1, 64, 4096)):
         for E in (1, 2):
-            assert first_wgrad.fits(shape, first_wgrad.choose(shape, E, False, True, 132)), shape
-            tile = first_fprop.choose(shape, E, 132)
+            assert first_wgrad.fits(shape, first_wgrad.choose(shape, E, False, True, H200)), shape
+            tile = first_fprop.choose(shape, E, H200)
             unit = Unit(shape.C, shape.R, shape.S, shape.stride, tile.ROWS * tile.TURNS)
             assert unit.shared_bytes(1) <= SHARED_BYTES
             assert tile.TURNS == 1 or unit.elements <= MOST_ON_THE_WAY * tile.threads
@@ -218,7 +219,7 @@ def test_every_set_of_columns_reads_the_gradient():
     case = next(case for case in conv_cases(LARGE[0]) if case.op == "conv_wgrad")
     impl = ops("bf16")["conv_wgrad"]
     call = replace(bare(case, "bf16"), in_dtypes=("bfloat16", "bfloat16"), out_dtypes=("float32", "float32"))
-    call = replace(call, tile=impl.tile(call, 132))
+    call = replace(call, tile=impl.tile(call, H200))
     product, added = impl.traffic(call)
     gradient, image = 2 * case.ins[1].size, 2 * case.ins[0].size
     assert call.tile.SETS == 2
@@ -249,8 +250,8 @@ def bound_launches(op: str, precision: str, batch: int, of: ConvShape = FIRST):
     (ins_made, in_dtypes), (outs_made, out_dtypes) = stand_ins(ins), stand_ins(outs)
     impl = ops(precision)[op]
     call = Call(op, ins_made, outs_made, ins, outs, {"stride": shape.stride, "pad": shape.pad}, "NHWC", in_dtypes=in_dtypes, out_dtypes=out_dtypes)
-    assert impl.supports(call) is None
-    call = replace(call, tile=impl.tile(call, 132), packed=np.zeros(8, numpy_dtype(impl.packed)), scratch=np.zeros(64, np.uint8))
+    assert impl.supports(call, H200) is None
+    call = replace(call, tile=impl.tile(call, H200), packed=np.zeros(8, numpy_dtype(impl.packed)), scratch=np.zeros(64, np.uint8))
     return impl.bind(call)
 
 

@@ -9,6 +9,7 @@ from test_conv_thin_mma import PRECISIONS, assert_repeats, bare, beyond_bounds, 
 
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
+from nbcnn.gpu.target import H200
 from nbcnn.ops.conv.fused import relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.thin_mma.last import ops
@@ -52,7 +53,7 @@ def test_packing_takes_every_weight_once(precision):
 @pytest.mark.parametrize(("precision", "op"), [("bf16", "upconv_dgrad_relu"), ("bf16", "upconv_wgrad"), ("tf32", "upconv_dgrad_relu")])
 def test_compile_two_blocks_fit_a_multiprocessor(precision, op):
     impl, call = ops(precision)[op], bare(op, REAL, precision, up=True)
-    call = replace(call, tile=replace(impl.tile(call, 1), blocks=264))
+    call = replace(call, tile=replace(impl.tile(call, H200), blocks=264))
     launch = bound_without_data(impl, call)[0]
     report = compile_launch(launch, "80")
     assert report.frame_bytes == 0

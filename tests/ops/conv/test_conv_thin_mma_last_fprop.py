@@ -9,6 +9,7 @@ from test_conv_thin_mma import PRECISIONS, assert_repeats, bare, beyond_bounds, 
 
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
+from nbcnn.gpu.target import H200
 from nbcnn.ops.conv.fused import relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.thin_mma.last import ops
@@ -61,13 +62,13 @@ def test_the_ring_holds_a_chunk_and_both_halos(W):
 
 def test_a_block_takes_whole_images_while_there_are_enough():
     many = last_layer(bare("upconv_fprop", replace(REAL_UP, N=1024), "bf16", up=True))
-    assert fprop_tile(many, "bf16", 132).pixels == 4 * 16 * 16
-    assert fprop_tile(replace(many, N=1), "bf16", 132).pixels == 64
+    assert fprop_tile(many, "bf16", H200).pixels == 4 * 16 * 16
+    assert fprop_tile(replace(many, N=1), "bf16", H200).pixels == 64
 
 
 def test_what_shared_memory_cannot_hold_is_refused_in_words():
     call = bare("conv_fprop", ConvShape(1, 8, 3, 2048, 3, 3, 3, 1, 1), "bf16")
-    assert "rows of 2048 pixels" in ops("bf16")["conv_fprop"].supports(call)
+    assert "rows of 2048 pixels" in ops("bf16")["conv_fprop"].supports(call, H200)
 
 
 @pytest.mark.sampled
@@ -77,7 +78,7 @@ def test_what_shared_memory_cannot_hold_is_refused_in_words():
 def test_compile_two_blocks_fit_a_multiprocessor(precision, op, arch):
     up = op.startswith("upconv")
     impl, call = ops(precision)[op], bare(op, REAL_UP if up else REAL, precision, up=up)
-    call = replace(call, tile=impl.tile(call, 132))
+    call = replace(call, tile=impl.tile(call, H200))
     launch = bound_without_data(impl, call)[0]
     report = compile_launch(launch, arch)
     assert call.tile.resident == 2

@@ -11,6 +11,7 @@ from nbcnn.check.gradcheck import bound, parity, reference, relative_error
 from nbcnn.check.one_op import Bound, pack_array
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
+from nbcnn.gpu.target import H200
 from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import correlation, in_phases, pack
 from nbcnn.ops.conv.frame.cost import Rates, Work, cycles
@@ -125,7 +126,7 @@ def finished(case: Case, target: np.ndarray) -> list[np.ndarray]:
 def test_every_pass_is_a_correlation_with_packed_filters(case):
     strided = "conv_dgrad" in case.op and not case.op.startswith("up") and case.attrs["stride"] != 1
     if strided and not in_phases(bare(case)):
-        assert "no correlation" in implementations("bf16")[case.op].supports(bare(case))
+        assert "no correlation" in implementations("bf16")[case.op].supports(bare(case), H200)
         return
     for got, ref in zip(finished(case, correlate(case)), reference(case), strict=True):
         assert relative_error(got, ref) < 1e-12
@@ -146,10 +147,10 @@ def test_tiles_fit_a_multiprocessor(precision):
     made = implementations(precision)
     for case in [case for case in cases(REAL, POOLED, UP) if case.op in made]:
         g, kind = correlation(bare(case)), KINDS[precision]
-        tiles = made[case.op].candidates(bare(case), 132)
+        tiles = made[case.op].candidates(bare(case), H200)
         assert tiles
         assert all(fits(tile, kind) for tile in tiles if isinstance(tile, Tile))
-        for tile in patch.candidates(g, kind, 132):
+        for tile in patch.candidates(g, kind, H200):
             assert patch.shared_bytes(tile, kind, patch.window(g)) <= 227 * 1024
             assert tile.blocks * (patch.shared_bytes(tile, kind, patch.window(g)) + 1024) <= 228 * 1024
             assert (g.P % tile.TH, g.Q % tile.TW, tile.BM % 64) == (0, 0, 0)
@@ -160,14 +161,14 @@ def test_filters_stay_where_a_block_has_room_for_all_of_them(precision, kept):
     """Nine taps of 64 channels are 72 KB in bf16 and 144 KB in tf32, whose eighteen steps would have more barriers than there are."""
     (case,) = [case for case in conv_cases(ConvShape(8, 64, 32, 32, 64, 3, 3, 1, 1)) if case.op == "conv_dgrad"]
     g, kind = correlation(bare(case)), KINDS[precision]
-    keeping = [tile for tile in patch.candidates(g, kind, 132) if tile.keeps]
+    keeping = [tile for tile in patch.candidates(g, kind, H200) if tile.keeps]
     assert {(tile.slots, tile.kept) for tile in keeping} == ({(kept, kept)} if kept else set())
     for tile in keeping:
         assert patch.tiles_of(g, tile)[1] == 1
         # Two for each stage of filters and each of two patches, and for each warpgroup those of its mask and its turn.
         assert 8 * (2 * tile.slots + 8) <= patch.BARRIER_BYTES
     wide = correlation(bare(next(case for case in conv_cases(ConvShape(8, 64, 32, 32, 256, 3, 3, 1, 1)) if case.op == "conv_fprop")))
-    assert not any(tile.keeps for tile in patch.candidates(wide, kind, 132) if tile.BN < wide.K)
+    assert not any(tile.keeps for tile in patch.candidates(wide, kind, H200) if tile.BN < wide.K)
 
 
 @pytest.mark.parametrize("case", cases(SMALL[:1] + HALVED[:1], (), SMALL[:1]), ids=lambda case: f"{case.op} {case.label}")
@@ -184,12 +185,12 @@ def test_channels_of_each_tap_are_padded(case):
 def test_refusals_are_in_words():
     bf16 = implementations("bf16")
     by_op = {case.op: case for case in cases((ConvShape(1, 32, 5, 7, 60, 3, 3, 1, 1),), (), ())}
-    assert "32 channels to sum over would be padded to 64" in bf16["conv_fprop"].supports(bare(by_op["conv_fprop"]))
-    assert "60 channels to sum over are not a multiple of 8" in bf16["conv_dgrad"].supports(bare(by_op["conv_dgrad"]))
+    assert "32 channels to sum over would be padded to 64" in bf16["conv_fprop"].supports(bare(by_op["conv_fprop"]), H200)
+    assert "60 channels to sum over are not a multiple of 8" in bf16["conv_dgrad"].supports(bare(by_op["conv_dgrad"]), H200)
     served = cases((ConvShape(1, 48, 6, 8, 96, 3, 3, 2, 1), ConvShape(1, 32, 6, 8, 96, 1, 1, 1, 0)), (), ())
-    assert {case.op for case in served if bf16[case.op].supports(bare(case))} == {WITH_SECOND}, "which patches alone make"
+    assert {case.op for case in served if bf16[case.op].supports(bare(case), H200)} == {WITH_SECOND}, "which patches alone make"
     (odd,) = [c for c in pooled_cases(ConvShape(1, 64, 4, 6, 64, 3, 3, 1, 1)) if c.op == "conv_relu_pool_fprop"]
-    assert "rows of 6 pixels" in bf16["conv_relu_pool_fprop"].supports(bare(odd))
+    assert "rows of 6 pixels" in bf16["conv_relu_pool_fprop"].supports(bare(odd), H200)
 
 
 def test_channels_may_be_padded_further_where_a_pixel_is_loaded_once():
@@ -198,7 +199,7 @@ def test_channels_may_be_padded_further_where_a_pixel_is_loaded_once():
     for (C, side, taps, stride), served in of.items():
         for precision, channels in (("bf16", C), ("tf32", C // 2)):
             case = next(case for case in conv_cases(ConvShape(2, channels, side, side, 64, taps, taps, stride, taps // 2)) if case.op == "conv_fprop")
-            supported = implementations(precision)["conv_fprop"].supports(bare(case)) is None
+            supported = implementations(precision)["conv_fprop"].supports(bare(case), H200) is None
             assert supported == (served and (precision == "bf16" or taps == 1)), (precision, channels, side, taps, stride)
 
 
@@ -250,7 +251,7 @@ def tried(impl: Impl, case: Case, precision: str, gpu: nb.Gpu) -> list[Tile | Pa
     """The tiles to test: the chosen one; of the cases whose images end inside a tile every one, with blocks that take several."""
     if case.ins[0].shape[0] != 5:
         return [None]
-    tiles = impl.candidates(bare(case), gpu.multiprocessors)
+    tiles = impl.candidates(bare(case), gpu.target)
     return [replace(tile, resident=min(tile.resident, 2)) if isinstance(tile, PatchTile) else tile for tile in tiles]
 
 
@@ -265,7 +266,7 @@ def test_parity(gpu, precision, op):
     row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {op: impl}),))
     served = 0
     for case in cases(MEAN + REAL, POOLED, UP):
-        if case.op != op or impl.supports(bare(case)):
+        if case.op != op or impl.supports(bare(case), H200):
             continue
         served += 1
         for tile in tried(impl, case, precision, gpu):
@@ -276,10 +277,10 @@ def test_parity(gpu, precision, op):
 def test_the_model_hides_the_end_of_a_tile_behind_the_other_turn():
     work = Work(tiles=8 * 132, together=1, steps=36, ahead=6, tensor=512, shared=0, fetched=0, ends=70_000, memory=0)
     rates = Rates(tensor=1, shared=1, fetched=1, latency=0, start=0, ends=35, covered=0, memory=1, soft=4)
-    assert cycles(work, rates, 132) == pytest.approx(8 * (36 * 512 + 2000))
-    assert cycles(replace(work, turns=2), rates, 132) == pytest.approx(8 * 36 * 512 + 2000)
+    assert cycles(work, rates, H200) == pytest.approx(8 * (36 * 512 + 2000))
+    assert cycles(replace(work, turns=2), rates, H200) == pytest.approx(8 * 36 * 512 + 2000)
     short = replace(work, steps=2)  # here the ends take longer than the other's products
-    assert cycles(replace(short, turns=2), rates, 132) == pytest.approx(8 * (2 * 512 + 2000) / 2 + 2 * 512)
+    assert cycles(replace(short, turns=2), rates, H200) == pytest.approx(8 * (2 * 512 + 2000) / 2 + 2 * 512)
 
 
 @pytest.mark.parametrize("op", ["conv_fprop", "conv_relu_fprop", "conv_dgrad_relu", "conv_relu_pool_fprop", "upconv_relu_fprop"])
@@ -288,7 +289,7 @@ def test_the_gpu_tests_tiles_whose_turns_go_round(op):
     of = [case for case in cases(MEAN + REAL, POOLED, UP) if case.op == op and case.ins[0].shape[0] == 5]
     most = 0
     for case in of:
-        for tile in implementations("bf16")[op].candidates(bare(case), 132):
+        for tile in implementations("bf16")[op].candidates(bare(case), H200):
             if isinstance(tile, PatchTile) and tile.turns == 2:
                 down, across = patch.tiles_of(correlation(bare(case)), tile)
                 most = max(most, down * across)
@@ -320,6 +321,6 @@ def test_products_of_64_channels_are_swapped(precision):
     by_op = {case.op: bare(case) for case in cases((ConvShape(64, 64, 32, 32, 64, 3, 3, 1, 1),), (), ())}
     impl = implementations(precision)["conv_fprop"]
     for op in ("conv_fprop", "conv_dgrad", "conv_dgrad_relu"):
-        tile = impl.tile(by_op[op], 132)
+        tile = impl.tile(by_op[op], H200)
         assert tile.swapped == (precision == "bf16" or op != "conv_dgrad_relu"), op
-    assert impl.tile(by_op["conv_fprop"], 132).turns == (2 if precision == "bf16" else 1)
+    assert impl.tile(by_op["conv_fprop"], H200).turns == (2 if precision == "bf16" else 1)

@@ -13,6 +13,7 @@ from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
+from nbcnn.gpu.target import H200
 from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import Spans, by_parity, correlation, in_phases, parity_filters
 from nbcnn.ops.conv.fused import relu_cases, second_cases
@@ -254,12 +255,12 @@ def test_tiles_cost_the_taps_that_are_not_zeros(precision):
     g, kind = correlation(bare(gradient(strided(64, 64, 64, 32, 3, 1)))), KINDS[precision]
     steps = 64 // kind.channels
     assert g.mean_taps == 9 / 4
-    for tile in implementations(precision)["conv_dgrad"].candidates(bare(gradient(strided(64, 64, 64, 32, 3, 1))), 132):
+    for tile in implementations(precision)["conv_dgrad"].candidates(bare(gradient(strided(64, 64, 64, 32, 3, 1))), H200):
         if isinstance(tile, PatchTile):
             assert patch.work(g, kind, tile, "rows").steps == steps * 9 / 4
     one = correlation(bare(gradient(strided(64, 64, 64, 32, 1, 0))))
     assert one.mean_taps == 1 / 4
-    assert bool(patch.candidates(one, kind, 132)) == (kind.planes == 1)
+    assert bool(patch.candidates(one, kind, H200)) == (kind.planes == 1)
 
 
 @pytest.mark.sampled
@@ -304,11 +305,11 @@ def test_parity(gpu, precision, op):
     served = 0
     for every, shape in GRADIENTS:
         case = gradient(shape, op)
-        if impl.supports(bare(case)):
+        if impl.supports(bare(case), H200):
             continue
         assert in_phases(bare(case))
         served += 1
-        for tile in impl.candidates(bare(case), gpu.multiprocessors)[::every]:
+        for tile in impl.candidates(bare(case), gpu.target)[::every]:
             few = [replace(tile, resident=min(tile.resident, blocks)) for blocks in (3, 4)] if isinstance(tile, PatchTile) else [tile]
             for each in few:
                 assert parity(row, impl, case, gpu, each) <= bound(case, precision), f"{case.label} {each}"

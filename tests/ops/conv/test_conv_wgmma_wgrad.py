@@ -12,6 +12,7 @@ import pytest
 from nbcnn.check import gradcheck
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
+from nbcnn.gpu.target import H200
 from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.wgrad import correlation as wgrad_correlation
@@ -84,7 +85,7 @@ def test_every_candidate_is_right(gpu, precision):
     for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases), *others):
         case = next(case for case in make(shape) if case.op.endswith("wgrad"))
         impl = row.fallbacks[0][1][case.op]
-        for tile in {replace(tile, split=min(tile.split, 3)) for tile in impl.candidates(bare(case, row.store), 132)}:
+        for tile in {replace(tile, split=min(tile.split, 3)) for tile in impl.candidates(bare(case, row.store), H200)}:
             assert gradcheck.parity(row, impl, case, gpu, tile) <= gradcheck.bound(case, precision), tile
 
 
@@ -102,8 +103,8 @@ def test_every_part_has_steps_and_all_pixels_are_covered():
     for shape in (*SHAPES.values(), *UP_SHAPES.values()):
         for precision in ("bf16", "tf32", "fp32"):
             g = Correlation(shape.N, shape.H, shape.W, shape.C, shape.P, shape.Q, shape.K, shape.R, shape.S, shape.stride, shape.pad, shape.pad)
-            squares = wgrad_square.candidates(g, 132) if precision == "bf16" else ()
-            for tile in (*candidates(g, precision, 132), *squares):
+            squares = wgrad_square.candidates(g, H200) if precision == "bf16" else ()
+            for tile in (*candidates(g, precision, H200), *squares):
                 steps, parts = tile.steps(g), tile.parts(g)
                 assert parts * (steps - 1) < tile.pixel_steps(g) <= parts * steps
                 assert tile.cluster > 1 or (parts - 1) * steps < tile.pixel_steps(g)
@@ -118,7 +119,7 @@ def test_lines_of_a_patch_are_what_the_taps_of_a_square_see(name):
     shape = SHAPES[name]
     (case,) = [case for case in conv_cases(shape) if case.op == "conv_wgrad" and "no bias" in case.label]
     g = wgrad_correlation(bare(case, "bfloat16"))
-    tile = next(wgrad_square.candidates(g, 132))
+    tile = next(wgrad_square.candidates(g, H200))
     assert ("images" in name) == (tile.images > 1)
     x, dy = (a.astype(np.float64).transpose(0, 2, 3, 1) for a in case.ins)
     # What lies outside is zero, before the first pixel, behind the last and behind the last image.
@@ -161,7 +162,7 @@ def test_lines_of_a_patch_are_what_the_taps_of_a_square_see(name):
 )
 def test_squares_take_as_many_images_as_make_the_fewest_squares(shape, images):
     g = Correlation(shape.N, shape.H, shape.W, shape.C, shape.P, shape.Q, shape.K, shape.R, shape.S, shape.stride, shape.pad, shape.pad)
-    assert {tile.images for tile in wgrad_square.candidates(g, 132)} == {images}
+    assert {tile.images for tile in wgrad_square.candidates(g, H200)} == {images}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
@@ -190,7 +191,7 @@ def test_compiles_without_spills(precision, op, element):
     shapes = ((n, c, h, w), (n, k, up * h, up * w)), ((k, c, 3, 3), (k,))
     dtypes = {"in_dtypes": (store, store), "out_dtypes": ("float32", "float32")}
     large = Call(op, (), (), ((1024, c, h, w), (1024, k, up * h, up * w)), shapes[1], attrs, "NHWC", **dtypes)
-    tile = next(tile for tile in (impl.tile(large, 132), *impl.candidates(large, 132)) if tile.element == element)
+    tile = next(tile for tile in (impl.tile(large, H200), *impl.candidates(large, H200)) if tile.element == element)
     arrays = tuple(np.zeros(8, numpy_dtype(store)) for _ in range(2)), tuple(np.zeros(8, np.float32) for _ in range(2))
     scratch = np.zeros(impl.scratch(replace(large, in_shapes=shapes[0], tile=tile)), np.uint8)
     launches = impl.bind(Call(op, *arrays, *shapes, attrs, "NHWC", tile, None, scratch, **dtypes))

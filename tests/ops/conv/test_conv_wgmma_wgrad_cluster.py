@@ -14,6 +14,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.compile_pool import compile_all
+from nbcnn.gpu.target import H200
 from nbcnn.ops.conv.frame.wgrad import correlation
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import wgrad, wgrad_square
@@ -83,12 +84,12 @@ def test_parts_are_whole_clusters_of_blocks_with_steps():
         assert (tile.parts(g), tile.partials_written(g)) == (parts, parts // cluster)
         assert tile.steps(g) == -(-12 // parts)
     few = ConvShape(1, 64, 8, 8, 64, 3, 3, 1, 1)
-    assert not [tile for tile in wgrad_square.candidates(correlation(bare(gradient(few), SQUARE)), 132) if tile.cluster > 1]
+    assert not [tile for tile in wgrad_square.candidates(correlation(bare(gradient(few), SQUARE)), H200) if tile.cluster > 1]
 
 
 def test_pairs_are_candidates_beside_single_blocks():
     g = correlation(bare(gradient(ConvShape(512, 64, 32, 32, 64, 3, 3, 1, 1)), SQUARE))
-    assert {(tile.split, tile.cluster) for tile in wgrad_square.candidates(g, 132)} == {(66, 1), (66, PAIR), (132, 1), (132, PAIR)}
+    assert {(tile.split, tile.cluster) for tile in wgrad_square.candidates(g, H200)} == {(66, 1), (66, PAIR), (132, 1), (132, PAIR)}
 
 
 # -- played
@@ -257,7 +258,7 @@ def test_parity(gpu, name, bias):
     case, impl = rounded(gradient(GRADIENTS[name], bias), "bf16"), wgrad.ops("bf16")["conv_wgrad"]
     wanted, limit, op = reference(case), bound(case, "bf16"), case.op
     options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": STORE["bf16"]}
-    found = [tile for tile in impl.candidates(bare(case, SQUARE), gpu.multiprocessors) if isinstance(tile, SquareTile)]
+    found = [tile for tile in impl.candidates(bare(case, SQUARE), gpu.target) if isinstance(tile, SquareTile)]
     kinds = dict.fromkeys(replace(tile, split=1, cluster=1) for tile in found)
     tiles = [replace(tile, cluster=PAIR, split=split) for tile in kinds for split in PARTS]
     made = [Bound(impl, op, case.ins, case.outs, tile=tile, **options) for tile in tiles]

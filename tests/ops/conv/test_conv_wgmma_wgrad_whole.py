@@ -16,6 +16,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.compile_pool import compile_all
+from nbcnn.gpu.target import H200
 from nbcnn.ops.conv.frame.wgrad import correlation
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import wgrad, wgrad_square, wgrad_tile
@@ -105,7 +106,7 @@ def test_tiles_that_have_all_pixels_are_chosen_for_many_channels(shape):
     impl = wgrad.ops("bf16")["conv_wgrad"]
     g = correlation(call := bare(gradient(ConvShape(1, *(getattr(shape, each) for each in ("C", "H", "W", "K", "R", "S", "stride", "pad")))), None))
     g = replace(g, N=shape.N)
-    tile = wgrad.WgmmaWeightGradient("bf16").choose(g, 132)
+    tile = wgrad.WgmmaWeightGradient("bf16").choose(g, H200)
     assert isinstance(tile, SquareTile)
     assert tile.whole(g)
     assert impl.scratch(replace(call, tile=tile)) < 4 * g.K * g.C
@@ -134,7 +135,7 @@ def test_pixel_tiles_write_dw_where_a_part_lies_as_it_does(precision, stride):
     """One tap and one part: (K, C) in both. With more of either the second launch brings them into order, or adds them."""
     impl = wgrad.ops(precision)["conv_wgrad"]
     case = gradient(ConvShape(3, 64, 9, 9, 128, 1, 1, stride, 0), False)
-    tile = replace(next(wgrad_tile.candidates(correlation(bare(case, None)), precision, 132)), split=1)
+    tile = replace(next(wgrad_tile.candidates(correlation(bare(case, None)), precision, H200)), split=1)
     options = {"attrs": case.attrs, "layout": "NHWC", "device": nb.Host(), "store": STORE[precision]}
     splits = 2 if precision == "fp32" else 0  # both operands, into planes
     *first, launch = Bound(impl, case.op, case.ins, case.outs, tile=tile, **options).launches
@@ -265,7 +266,7 @@ def test_parity(gpu, name, bias):
     case, impl = rounded(gradient(GRADIENTS[name], bias), "bf16"), wgrad.ops("bf16")["conv_wgrad"]
     wanted, limit, op = reference(case), bound(case, "bf16"), case.op
     options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": STORE["bf16"]}
-    kind = next(wgrad_square.candidates(correlation(bare(case, None)), gpu.multiprocessors))
+    kind = next(wgrad_square.candidates(correlation(bare(case, None)), gpu.target))
     tiles = [replace(kind, split=split, cluster=split) for split in (1, PAIR)]
     made = [Bound(impl, op, case.ins, case.outs, tile=tile, **options) for tile in tiles]
     compile_all(launch for each in made for launch in each.launches)

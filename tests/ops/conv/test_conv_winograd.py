@@ -11,6 +11,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.target import H200
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
@@ -20,7 +21,7 @@ from nbcnn.plan.shapes import ConvShape
 
 ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
 # Batches are too small for `supports` here, nothing else.
-IMPLS = {op: replace(impl, supports=lambda call: None) for op, impl in (OPS | FUSED | nine_products.FUSED).items()}
+IMPLS = {op: replace(impl, supports=lambda call, target: None) for op, impl in (OPS | FUSED | nine_products.FUSED).items()}
 TINY = WinogradTile(2, 16, 32, 4, 4)
 """One warp a block, two images at a time."""
 
@@ -68,7 +69,7 @@ def test_real_shapes(case, gpu):
 def test_refusals_name_the_reason(shape, reason):
     case = next(conv_cases(shape))
     call = Bound(IMPLS["conv_fprop"], case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=TINY).call
-    assert reason in supports(call)
+    assert reason in supports(call, H200)
 
 
 @pytest.mark.full

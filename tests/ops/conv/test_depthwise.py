@@ -12,6 +12,7 @@ from nbcnn.check.gradcheck import relative_error
 from nbcnn.check.one_op import Bound, Unsupported, run_op
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.target import H200, Target
 from nbcnn.modes import MODES
 from nbcnn.ops.conv import depthwise_stream_wgrad, grouped
 from nbcnn.ops.conv.depthwise import Strip, lengths_of
@@ -89,7 +90,7 @@ def test_strips_of_a_stream_are_put_together(device, op, shape, store):
         ins = (*ins, np.linspace(-1, 1, channels, dtype=np.float32))
     right = wanted(op, ins, outs, attrs)
     bound = Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=device, layout="NHWC", store=store)
-    tried = {tile.length: tile for tile in STREAMED[op].candidates(bound.call, device.multiprocessors)}
+    tried = {tile.length: tile for tile in STREAMED[op].candidates(bound.call, device.target)}
     for length in {max(tried), min(3, *tried) if len(tried) > 1 else max(tried)}:
         g = pass_of(bound.call, tried[length].columns)
         items = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length)
@@ -108,8 +109,8 @@ def test_a_stream_fills_the_gpu(op):
         ins, out = {"gconv_fprop": ((x, w), dy), "gconv_dgrad": ((dy, w), x), "gconv_wgrad": ((x, dy), w)}[op]
         attrs = {"groups": c, "stride": (stride, stride), "dilation": (1, 1), "pad": (1, 1)}
         call = Call(op, (), (), ins, (out,), attrs, "NHWC", in_dtypes=("bfloat16",) * 2, out_dtypes=("bfloat16",))
-        assert STREAMED[op].supports(call) is None
-        tile = STREAMED[op].tile(call, 132)
+        assert STREAMED[op].supports(call, H200) is None
+        tile = STREAMED[op].tile(call, H200)
         # A gradient of a stride has a column more than there are pairs, which does not divide as well.
         assert (180 if op == "gconv_dgrad" and stride == 2 else 240) <= tile.parts * ceil_div(c // 4, tile.group) <= 264
 
@@ -137,7 +138,7 @@ def test_steps_that_read_no_row_are_left_out():
     """Three rows of four, with a border of one: 4 + 2 steps, of which one reads above the image, and one below it."""
     for op, length, steps in (("gconv_fprop", 4, 5), ("gconv_fprop", 2, 4), ("gconv_wgrad", 4, 5), ("gconv_wgrad", 2, 4)):
         ins, outs, attrs = problem(op, size=(4, 4))
-        tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, 1)
+        tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, Target((9, 0), 1))
         assert {tile.walk for tile in tiles if tile.length == length} == {steps}
 
 
@@ -146,7 +147,7 @@ def test_steps_that_read_no_row_are_left_out():
 def test_every_row_has_a_step(op, shape):
     """A walk makes a row a step, whatever it leaves out; a weight gradient takes in as many rows of dy. Each line of a block takes as many strips."""
     ins, outs, attrs = problem(op, **IMAGES[shape])
-    tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, 132)
+    tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, H200)
     assert all(tile.walk >= tile.length for tile in tiles)
     assert all(tile.share % (THREADS // tile.group) == 0 for tile in tiles)
 

@@ -10,6 +10,7 @@ import pytest
 from nbcnn.check.gradcheck import relative_error
 from nbcnn.check.one_op import Unsupported, pack_array, run_op
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.target import H200
 from nbcnn.ops.conv import grouped, mma, reference, wgmma
 from nbcnn.ops.conv.frame import expanded
 from nbcnn.ops.conv.simt import im2col
@@ -57,7 +58,7 @@ def test_an_engine_gets_the_packed_filters_of_the_dense_convolution(name):
         whole.reshape(-1)[expanded.places(call)] = w
         plain = Call(op[1:], (), (), (source.shape, g.filters), (made,), {"stride": 1, "pad": g.pad}, "NHWC", **kinds)
         impl = expanded.grouped(ops, most=100)[op]
-        assert impl.supports(call) is None
+        assert impl.supports(call, H200) is None
         np.testing.assert_array_equal(pack_array(w, impl.pack(call)), pack_array(whole, ops[op[1:]].pack(plain)))
 
 

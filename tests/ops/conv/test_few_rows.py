@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nbcnn.check import gradcheck
+from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import Swish
 from nbcnn.nn.layers import Flatten, Linear
@@ -46,30 +47,28 @@ def test_pixels_in_tiles_are_the_reference(device, size):
 
 
 def test_only_pixels_side_by_side_are_rows():
-    assert few_rows.supports(call_of(2, 8, 3, 2)) is None
-    assert few_rows.supports(call_of(9, 8, 3)) == "9 rows are enough for tiles"
-    assert few_rows.supports(call_of(1, 7, 3)) == "7 channels are no whole quads"
+    assert few_rows.supports(call_of(2, 8, 3, 2), H200) is None
+    assert few_rows.supports(call_of(9, 8, 3), H200) == "9 rows are enough for tiles"
+    assert few_rows.supports(call_of(1, 7, 3), H200) == "7 channels are no whole quads"
     for other in ({"window": 3}, {"stride": 2}):
-        assert pointwise.supports(call_of(1, 8, 3, 4, **other)) == "its windows are more than one pixel, or do not lie side by side"
-    assert "NHWC" in pointwise.supports(call_of(1, 8, 3, layout="NCHW"))
+        assert pointwise.supports(call_of(1, 8, 3, 4, **other), H200) == "its windows are more than one pixel, or do not lie side by side"
+    assert "NHWC" in pointwise.supports(call_of(1, 8, 3, layout="NCHW"), H200)
     assert set(few_rows.OPS) == set(pointwise.OPS) == {"conv_fprop", *(f"conv_{name}_fprop" for name in EPILOGUES)}
 
 
 def test_more_warps_share_a_longer_row():
-    found = [few_rows.tile_of(call_of(1, channels, 10), 132).parts for channels in (12, 512, 516, 1028, 3136, 40_000)]
+    found = [few_rows.tile_of(call_of(1, channels, 10), H200).parts for channels in (12, 512, 516, 1028, 3136, 40_000)]
     assert found == [1, 1, 2, 4, 8, 8]
-    assert [few_rows.tile_of(call_of(rows, 8, 3), 132).rows for rows in (1, 2, 3, 5, 8)] == [1, 2, 4, 8, 8]
+    assert [few_rows.tile_of(call_of(rows, 8, 3), H200).rows for rows in (1, 2, 3, 5, 8)] == [1, 2, 4, 8, 8]
 
 
 @pytest.mark.parametrize("mode", [("im2col", "fp32"), ("tensorcore", "fp32")], ids="-".join)
 def test_a_small_network_packs_and_copies_nothing_for_one_image(mode):
-    from nbcnn.lab.measure.kernels import as_if_on
-    from nbcnn.lab.measure.plans import H200, Absent
+    from nbcnn.lab.measure.plans import Absent
     from nbcnn.run.rows import Choice
 
     layers = [Flatten(), Linear(256, in_features=256), Swish(), Linear(256, in_features=256), Swish()]
-    with as_if_on("90a"):
-        net = Net(layers, (1, 16, 16), choice=Choice(MODES[mode], "as asked"), device=Absent((9, 0), H200))
-        plan = net.lower(net.record_predict(1))
+    net = Net(layers, (1, 16, 16), choice=Choice(MODES[mode], "as asked"), device=Absent(H200))
+    plan = net.lower(net.record_predict(1))
     assert [item.step.op for item in plan.steps] == ["gather", "conv_swish_fprop", "conv_swish_fprop"]
     assert not plan.packs

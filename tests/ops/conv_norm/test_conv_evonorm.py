@@ -15,6 +15,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.language import SIMULATOR
+from nbcnn.gpu.target import H200
 from nbcnn.nn.fuse import fuse
 from nbcnn.nn.fuse_convs import ConvEvoNorm, LinearReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
@@ -106,7 +107,7 @@ def test_a_pixel_that_is_nan_reaches_all_of_its_image_on_tensor_cores(op, precis
     ],
 )
 def test_what_tensor_cores_serve(change, reason):
-    found = conv_wgmma.supports(bare(**({"c": 64} | change)), "bf16")
+    found = conv_wgmma.supports(bare(**({"c": 64} | change)), H200, "bf16")
     assert found is None if reason is None else reason in found
 
 
@@ -129,7 +130,7 @@ def test_bytes_on_tensor_cores_by_hand():
 
 def test_warpgroups_share_small_batches():
     def chosen(n):
-        return conv_wgmma.choose(bare(n=n, c=64), "bf16", 132)
+        return conv_wgmma.choose(bare(n=n, c=64), "bf16", H200)
 
     assert [(chosen(n).parts, chosen(n).blocks) for n in (1, 64, 128, 256, 1024)] == [(4, 2), (4, 128), (2, 128), (1, 128), (1, 132)]
 

@@ -15,6 +15,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.target import H200
 from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.conv_norm.winograd import OPS, NormTile, candidates, slab_of, slabs, supports
 from nbcnn.ops.kernel.call import Call
@@ -24,7 +25,7 @@ from nbcnn.plan.shapes import ConvShape
 
 ROW = modes.MODES["im2col", "fp32"]
 # Batches are too small for `supports` here, nothing else.
-IMPLS = {op: replace(impl, supports=lambda call: None) for op, impl in OPS.items()}
+IMPLS = {op: replace(impl, supports=lambda call, target: None) for op, impl in OPS.items()}
 LAST = "winograd_image_norm_kernel"
 
 
@@ -99,10 +100,10 @@ def test_every_slab_at_real_sizes(shape, groups, gpu):
         ins = tuple(array.shape for array in case.ins)
         call = replace(bare(case.op), in_shapes=ins, out_shapes=((ins[0][0], ins[1][0], *ins[0][2:]),) * 2, attrs=case.attrs)
         call = replace(call, in_dtypes=("float32",) * len(ins))
-        if supports(call) is not None:
+        if supports(call, H200) is not None:
             assert case.op != "conv_evonorm_b0_fprop"  # nothing is kept
             continue
-        tiles = candidates(call, gpu.multiprocessors)
+        tiles = candidates(call, gpu.target)
         for tile in (*tiles, replace(tiles[-1], images=5)):
             error = gradcheck.parity(ROW, OPS[case.op], case, gpu, tile)
             assert error <= gradcheck.bound(case), (case.op, case.label, tile, error)
@@ -128,14 +129,14 @@ def bare(op="conv_evonorm_s0_fprop", n=64, c=64, size=28, k=64, groups=32, layou
     ],
 )
 def test_what_it_serves(change, reason):
-    found = supports(bare(**change))
+    found = supports(bare(**change), H200)
     assert found is None if reason is None else reason in found
 
 
 def test_other_shapes_run_as_two_ops():
     chain = [impl for _, impl in ROW.chain("conv_evonorm_s0_fprop") if impl.needs == (0, 0)]  # Hopper has its own
-    assert next(impl for impl in chain if impl.supports(bare()) is None) is OPS["conv_evonorm_s0_fprop"]
-    serving = [impl for _, impl in ROW.chain("conv_evonorm_s0_fprop") if impl.supports(bare(size=96)) is None]
+    assert next(impl for impl in chain if impl.supports(bare(), H200) is None) is OPS["conv_evonorm_s0_fprop"]
+    serving = [impl for _, impl in ROW.chain("conv_evonorm_s0_fprop") if impl.supports(bare(size=96), H200) is None]
     assert OPS["conv_evonorm_s0_fprop"] not in serving
     assert len(serving) == 2  # Winograd's convolution and the direct one, each with the norm behind it
 
@@ -151,8 +152,8 @@ def test_slabs_fit_on_a_multiprocessor():
         {"k": 48, "groups": 12},
     ):
         call = bare(**change)
-        assert slabs(call)
-        for tile in candidates(call, 132):
+        assert slabs(call, H200)
+        for tile in candidates(call, H200):
             slab = slab_of(call, tile)
             assert slab.channels % slab.group == slab.K % slab.channels == slab.threads % slab.quads == 0
             assert slab.blocks * (slab.shared_bytes + 1024) <= 228 * 1024
@@ -167,15 +168,15 @@ def test_which_slab_comes_first():
 
 
 def test_images_at_once_fill_the_gpu():
-    assert [candidates(bare(n=n), 132)[0].images for n in (64, 150, 256, 1000)] == [64, 150, 128, 125]
+    assert [candidates(bare(n=n), H200)[0].images for n in (64, 150, 256, 1000)] == [64, 150, 128, 125]
     for n in (256, 1000, 5000):
-        for tile in candidates(bare(n=n), 132):
+        for tile in candidates(bare(n=n), H200):
             waves = tile.images * (64 // tile.channels) / (132 * tile.blocks)
             assert 0.9 <= waves / ceil_div(waves, 1) <= 1
 
 
 def chosen(call):
-    tile = candidates(call, 132)[0]
+    tile = candidates(call, H200)[0]
     return tile.channels, tile.threads, tile.blocks
 
 
@@ -185,14 +186,14 @@ def chosen(call):
 def test_items_stay_in_registers_until_they_are_kept(op, tiles):
     case = next(case for case in conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]) if case.op == op)
     bound = bound_of(case)
-    for tile in IMPLS[op].candidates(bound.call, 132)[:tiles]:
+    for tile in IMPLS[op].candidates(bound.call, H200)[:tiles]:
         (launch,) = [launch for launch in bound.with_tiles([tile])[0].launches if launch.name == LAST]
         report = compile_launch(launch)
         assert (report.frame_bytes, report.registers * tile.blocks * launch.block <= 65536) == (0, True), (tile, report)
 
 
 def test_bytes_by_hand():
-    call = replace(bare(n=100), tile=replace(candidates(bare(n=100), 132)[0], images=64))
+    call = replace(bare(n=100), tile=replace(candidates(bare(n=100), H200)[0], images=64))
     made = OPS[call.op].traffic(call)
     assert len(made) == 1 + 2 * 3
     image = 4 * 28 * 28 * 64

@@ -12,6 +12,7 @@ from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
+from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.mma.tile import Tile as MmaTile
@@ -67,7 +68,7 @@ def test_an_epilogue_saves_the_pass_over_the_result(precision):
     call = bare_of(shape, precision)
     for part in ("wgmma", "mma"):
         impl = engine(precision, part)
-        call = replace(call, tile=impl.tile(call, 132))
+        call = replace(call, tile=impl.tile(call, H200))
         plain = replace(call, op="conv_fprop", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
         plain = replace(plain, in_dtypes=call.in_dtypes[:2], out_dtypes=call.out_dtypes[:1], attrs={"stride": 1, "pad": 1})
         before = total(next(impl for name, impl in MODES["tensorcore", precision].chain("conv_fprop") if name == part).traffic(plain))
@@ -84,7 +85,7 @@ def test_an_epilogue_saves_the_pass_over_the_result(precision):
 )
 def test_patches_leave_room_for_the_sums(shape, precision):
     g, kind = correlation(replace(bare_of(shape, precision), op="conv_fprop")), KINDS[precision]
-    for tile in patch.candidates(g, kind, 132, "moments"):
+    for tile in patch.candidates(g, kind, H200, "moments"):
         assert patch.shared_bytes(tile, kind, patch.window(g)) + patch.sums_bytes(tile, kind, "moments") <= 227 * 1024
         # Chunks are equal, so the last tile must have as many images as the others.
         chunk = tile.chunk(g)
@@ -120,7 +121,7 @@ def test_moments_cost_no_spill(precision, part, tile):
     assert report.registers <= 65536 // (tile.threads * tile.blocks) // 8 * 8
 
 
-def tried(precision, capability, multiprocessors):
+def tried(precision, target):
     """What is tested of each case: the part of the row, its implementation, the case, and a tile; None is the chosen one.
 
     Of two cases every tile is tried, with few blocks, so that each has several tiles.
@@ -128,9 +129,9 @@ def tried(precision, capability, multiprocessors):
     for case in [*statistics.cases(), *statistics.real_cases()]:
         for part, impl in MODES["tensorcore", precision].chain(OP):
             call = bare(case, precision)
-            if impl.lacks(capability) or impl.supports(call):
+            if impl.lacks(target) or impl.supports(call, target):
                 continue
-            every = impl.candidates(call, multiprocessors) if case.label.startswith(("64→64", "64→128 16×32")) else ()
+            every = impl.candidates(call, target) if case.label.startswith(("64→64", "64→128 16×32")) else ()
             few = [replace(tile, resident=min(tile.resident, 2)) if isinstance(tile, PatchTile) else tile for tile in every]
             for tile in [None, *few]:
                 yield part, impl, case, tile
@@ -138,7 +139,7 @@ def tried(precision, capability, multiprocessors):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
-    tiles = [tile for part, _, _, tile in tried(precision, (9, 0), 132) if part == "wgmma"]
+    tiles = [tile for part, _, _, tile in tried(precision, H200) if part == "wgmma"]
     assert len(tiles) >= 12
     assert any(isinstance(tile, Tile) for tile in tiles)
     if precision != "fp32":
@@ -150,7 +151,7 @@ def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_tile_is_right(gpu, precision):
     row, count = MODES["tensorcore", precision], 0
-    for part, impl, case, tile in tried(precision, gpu.capability, gpu.multiprocessors):
+    for part, impl, case, tile in tried(precision, gpu.target):
         assert parity(row, impl, case, gpu, tile) <= bound(case, precision), (part, case.label, tile)
         count += 1
     assert count >= 12

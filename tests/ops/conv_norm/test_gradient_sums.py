@@ -14,6 +14,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, f4, jit, u4
+from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.conv.frame.correlation import correlation
@@ -75,9 +76,9 @@ def test_it_serves_what_patches_make():
         "squares of 8×8": ConvShape(64, 64, 12, 12, 64, 3, 3, 1, 1),
     }
     for precision in PRECISIONS:
-        assert engine(precision).supports(bare(cases_of(shape)[0], precision)) is None
+        assert engine(precision).supports(bare(cases_of(shape)[0], precision), H200) is None
     for reason, other in refused.items():
-        assert reason in engine("bf16").supports(bare(cases_of(other)[0], "bf16"))
+        assert reason in engine("bf16").supports(bare(cases_of(other)[0], "bf16"), H200)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -89,7 +90,7 @@ def test_it_serves_what_patches_make():
 def test_tiles_leave_room_for_the_sums_and_cut_the_pixels_into_equal_chunks(shape, precision):
     call, kind = bare(cases_of(shape)[0], precision), KINDS[precision]
     g = correlation(replace(call, op="conv_dgrad"))
-    tiles = engine(precision).candidates(call, 132)
+    tiles = engine(precision).candidates(call, H200)
     assert tiles
     for tile in tiles:
         assert patch.shared_bytes(tile, kind, patch.window(g)) + patch.sums_bytes(tile, kind, "sums") <= 227 * 1024
@@ -101,7 +102,7 @@ def test_it_saves_the_pass_over_the_gradient_and_its_input(precision):
     shape = ConvShape(512, 64, 32, 32, 64, 3, 3, 1, 1)
     call = bare(cases_of(shape)[0], precision)
     impl = engine(precision)
-    call = replace(call, tile=impl.tile(call, 132))
+    call = replace(call, tile=impl.tile(call, H200))
     plain = replace(call, op="conv_dgrad", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
     plain = replace(plain, in_dtypes=call.in_dtypes[:2], out_dtypes=call.out_dtypes[:1])
     (before,), made = engine(precision, "conv_dgrad").traffic(plain), impl.traffic(call)
@@ -310,22 +311,22 @@ def test_played_blocks_have_the_right_squares_on_the_stage(stride, tile, op, add
         assert {(phase, place) for source, phase, place in seen if source == which} == (set(squares) if there else set())
 
 
-def tried(case, precision, multiprocessors):
+def tried(case, precision, target):
     """The tiles of a case: the chosen one; for some every tile, with few blocks, so that each has several: all that kernels do is among these."""
     call, impl = bare(case, precision), engine(precision, case.op)
-    if impl.supports(call):
+    if impl.supports(call, target):
         return []
-    tiles = [impl.tile(call, multiprocessors)]
+    tiles = [impl.tile(call, target)]
     if (case.op, len(case.ins)) in ((RELU, 7), (ADD_RELU, 8)) and case.label.startswith(("64→64 32×32", "64→136 16×24")):
-        tiles += [replace(tile, resident=min(tile.resident, 2)) for tile in impl.candidates(call, multiprocessors)]
+        tiles += [replace(tile, resident=min(tile.resident, 2)) for tile in impl.candidates(call, target)]
     return tiles
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
-    tiles = {case.op: tried(case, precision, 132) for case in gradient_sums.real_cases()}
+    tiles = {case.op: tried(case, precision, H200) for case in gradient_sums.real_cases()}
     assert all(tiles[op] for op in gradient_sums.REFERENCES)
-    every = [tile for case in gradient_sums.real_cases() for tile in tried(case, precision, 132)]
+    every = [tile for case in gradient_sums.real_cases() for tile in tried(case, precision, H200)]
     assert any(tile.turns == 2 for tile in every)
     assert any(tile.keeps for tile in every)
     assert any(tile.swapped for tile in every) == (precision == "bf16")
@@ -339,5 +340,5 @@ def test_every_tile_makes_the_gradient_and_its_sums(gpu, precision, shape, op, a
     if gpu.capability != (9, 0):
         pytest.skip("needs compute capability 9.0")
     case = cases_of(shape, op)[added]
-    for tile in tried(case, precision, gpu.multiprocessors):
+    for tile in tried(case, precision, gpu.target):
         assert parity(MODES["tensorcore", precision], engine(precision, op), case, gpu, tile) <= bound(case, precision), tile

@@ -13,6 +13,7 @@ from counted import counted
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure.plans import training_plan, training_program
 from nbcnn.modes import MODES
 from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
@@ -36,7 +37,7 @@ ROWS += [("tensorcore", p, cc) for p in ("bf16", "tf32", "fp32") for cc in ((8, 
 @pytest.mark.parametrize("fusing", [True, False])
 @pytest.mark.parametrize("batch", [1, 4, 64, 1024])
 def test_every_step_of_a_training_plan_has_a_count(mode, precision, capability, fusing, batch):
-    plan = training_plan(MODES[mode, precision], batch, capability=capability, fusing=fusing)
+    plan = training_plan(MODES[mode, precision], batch, target=Target(capability, H200.multiprocessors), fusing=fusing)
     for item in plan.steps:
         assert item.how.impl.traffic is not None, (item.step.op, item.how.mode)
         launches = item.how.impl.traffic(planned_call(item, plan.layout))
@@ -52,7 +53,7 @@ def test_every_step_of_a_training_plan_has_a_count(mode, precision, capability, 
 @pytest.mark.parametrize(("mode", "precision", "capability"), ROWS)
 @pytest.mark.parametrize("batch", [1, 256])
 def test_a_count_for_every_launch(mode, precision, capability, batch):
-    program = training_program(MODES[mode, precision], batch, capability=capability)
+    program = training_program(MODES[mode, precision], batch, target=Target(capability, H200.multiprocessors))
     for item, launches in program.bound:
         made = item.how.impl.traffic(planned_call(item, program.plan.layout))
         assert len(made) == len(launches), (item.step.op, item.how.mode)
@@ -148,7 +149,7 @@ def test_counts_are_those_of_the_kernels(part, case: Case, tile, device, monkeyp
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     impl = MODES["im2col", "fp32"].fallbacks[part][1][case.op]
     # Winograd's kernels refuse what is too small to be worth it, not what they cannot do.
-    impl = replace(impl, supports=lambda call: None) if part == 1 else impl
+    impl = replace(impl, supports=lambda call, target: None) if part == 1 else impl
     try:
         bound = Bound(impl, case.op, case.ins, case.outs, device=device, attrs=case.attrs, layout="NHWC", tile=tile)
     except Unsupported as refused:

@@ -14,6 +14,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import compiler, device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.lockstep.check import checking
+from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
@@ -83,8 +84,8 @@ def test_only_hopper_takes_clusters_and_all_else_stays():
         for op in batch_cluster.OPS:
             first, *_, last = (impl for _, impl in row.chain(op))
             assert first is batch_cluster.OPS[op]
-            assert first.lacks((9, 0)) is None
-            assert None not in (first.lacks((8, 9)), first.lacks((10, 0)))
+            assert first.lacks(H200) is None
+            assert None not in (first.lacks(replace(H200, capability=other)) for other in ((8, 9), (10, 0)))
             assert last is batch.OPS[op]
     assert batch_cluster.OPS["batchnorm_grads"] not in [impl for _, impl in MODES["im2col", "fp32"].chain("batchnorm_grads")]
 
@@ -102,7 +103,7 @@ def test_only_hopper_takes_clusters_and_all_else_stays():
 def test_refusals_are_in_words(shape, layout, reason):
     kept = [(shape[1],)] * 4
     call = Call("batchnorm_fprop", (), (), (shape, *kept), (shape, *kept), layout=layout, in_dtypes=("bfloat16", *["float32"] * 4))
-    found = batch_cluster.OPS["batchnorm_fprop"].supports(call)
+    found = batch_cluster.OPS["batchnorm_fprop"].supports(call, H200)
     assert found is None if reason is None else reason in found
 
 

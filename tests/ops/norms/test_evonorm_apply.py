@@ -14,6 +14,7 @@ from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.language import SIMULATOR
+from nbcnn.gpu.target import H200
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.norms import b0, b0_apply
 from nbcnn.ops.norms.reference import norm_cases
@@ -29,7 +30,7 @@ def case_of(shape, values="normal"):
 
 
 def bound_of(case, device):
-    apart = replace(b0.FPROP, tile=lambda call, multiprocessors: None)
+    apart = replace(b0.FPROP, tile=lambda call, target: None)
     return Bound(apart, case.op, case.ins, case.outs, device=device, attrs=case.attrs, layout="NHWC")
 
 
@@ -48,7 +49,7 @@ def test_small_images(shape, device):
 def test_a_large_batch(precision, gpu):
     row = modes.MODES["im2col" if precision == "fp32" else "tensorcore", precision]
     case = case_of(LARGE)
-    tile = next(held for held in b0.FPROP.candidates(bound_of(case, Host()).call, 132) if not held.together)
+    tile = next(held for held in b0.FPROP.candidates(bound_of(case, Host()).call, H200) if not held.together)
     large = Bound(b0.FPROP, case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
     assert large.launches[-1].name == LAST
     assert gradcheck.parity(row, b0.FPROP, case, gpu, tile) <= gradcheck.bound(case, precision)

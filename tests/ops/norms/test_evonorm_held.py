@@ -15,6 +15,7 @@ from counted import counted
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200, Target
 from nbcnn.modes import COMMON, MODES
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.norms import b0_batch
@@ -27,6 +28,7 @@ ROWS = {"NCHW": MODES["naive", "fp32"], "NHWC": MODES["im2col", "fp32"]}
 OPS = ("evonorm_s0_fprop", "evonorm_s0_grads", "evonorm_b0_fprop", "evonorm_b0_infer", "evonorm_b0_grads")
 SMALL = {case.op: case for case in norm_cases((((2, 4, 3, 4), 2, "normal"),))}
 ONE = {case.op: case for case in norm_cases((((1, 8, 2, 4), 4, "offset 2000"),))}
+SMALL_GPU = Target((9, 0), 2, simulated=gpu_device.SIMULATOR)
 
 
 def bare(op: str, shape: tuple[int, ...], layout: str, groups: int, kind: str = "float32") -> Call:
@@ -89,7 +91,7 @@ def test_what_cannot_be_held_is_not():
 @pytest.mark.parametrize("op", OPS)
 def test_held_kernels_against_the_reference(op, layout, device):
     row, case, impl = ROWS[layout], SMALL[op], COMMON[op]
-    tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), 2) if not held.together)
+    tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), SMALL_GPU) if not held.together)
     error = gradcheck.parity(row, impl, case, device, tile)
     assert error <= gradcheck.bound(case), error
 
@@ -100,7 +102,7 @@ def test_held_kernels_against_the_reference(op, layout, device):
 def test_the_batch_behind_planes(layout, values, apart, device, monkeypatch):
     (case,) = (case for case in norm_cases((((3, 8, 2, 4), 4, values),)) if case.op == "evonorm_b0_fprop")
     impl, row = COMMON[case.op], ROWS[layout]
-    held = next(held for held in impl.candidates(bare(case.op, (3, 8, 2, 4), layout, 4), 2) if not held.together)
+    held = next(held for held in impl.candidates(bare(case.op, (3, 8, 2, 4), layout, 4), SMALL_GPU) if not held.together)
     monkeypatch.setattr(b0_batch, "LAUNCH_BYTES", 0 if apart else b0_batch.LAUNCH_BYTES)
     assert len(bound(replace(bare(case.op, (3, 8, 2, 4), layout, 4), tile=held))) == (3 if apart else 2)
     error = gradcheck.parity(row, impl, case, device, held)
@@ -169,7 +171,7 @@ def assert_nan_where_the_reference_has_it(impl, case, device, layout, tile=None)
 @pytest.mark.parametrize("op", [op for op in SMALL if "b0" in op])
 def test_nan_reaches_what_its_statistics_make(op, layout, device):
     """With the kernels that hold no slab."""
-    impl, case = replace(COMMON[op], tile=lambda call, multiprocessors: None), diverged(SMALL[op])
+    impl, case = replace(COMMON[op], tile=lambda call, target: None), diverged(SMALL[op])
     assert np.isnan(gradcheck.reference(case)[0]).sum() == TOUCHED[op]
     assert_nan_where_the_reference_has_it(impl, case, device, layout)
 
@@ -178,7 +180,7 @@ def test_nan_reaches_what_its_statistics_make(op, layout, device):
 @pytest.mark.parametrize("op", [op for op in OPS if "b0" in op])
 def test_nan_reaches_what_its_statistics_make_in_held_slabs(op, layout, device):
     impl = COMMON[op]
-    tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), 2) if not held.together)
+    tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), SMALL_GPU) if not held.together)
     assert_nan_where_the_reference_has_it(impl, diverged(SMALL[op]), device, layout, tile)
 
 
@@ -193,9 +195,9 @@ def test_nan_reaches_what_its_statistics_make_in_one_launch(op, device):
 def test_nan_of_a_parameter_reaches_its_channel(at, held, layout, device):
     case, impl = SMALL["evonorm_b0_infer"], COMMON["evonorm_b0_infer"]
     case = replace(case, ins=tuple(np.where(np.arange(4) == 1, np.nan, a).astype(np.float32) if i == at else a for i, a in enumerate(case.ins)))
-    tile = impl.candidates(bare(case.op, (2, 4, 3, 4), layout, 2), 2)[-1]
+    tile = impl.candidates(bare(case.op, (2, 4, 3, 4), layout, 2), SMALL_GPU)[-1]
     assert not tile.together
-    impl = impl if held else replace(impl, tile=lambda call, multiprocessors: None)
+    impl = impl if held else replace(impl, tile=lambda call, target: None)
     assert_nan_where_the_reference_has_it(impl, case, device, layout, tile if held else None)
 
 
@@ -222,7 +224,7 @@ def real_launches():
     for layout in ("NCHW", "NHWC"):
         for op in OPS:
             call = bare(op, (64, 64, 28, 28), layout, 32)
-            for launch in bound(replace(call, tile=COMMON[op].tile(call, 132))):
+            for launch in bound(replace(call, tile=COMMON[op].tile(call, replace(H200, simulated=gpu_device.SIMULATOR)))):
                 made.setdefault(id(launch.kernel), (layout, launch))
     return list(made.values())
 
@@ -241,7 +243,7 @@ def test_held_kernels_compile_without_spills(layout, launch):
 @pytest.mark.parametrize("held", [False, True])
 def test_counts_are_those_of_the_kernels(op, held, device, monkeypatch):
     case, impl = SMALL[op], COMMON[op]
-    tile = impl.candidates(bare(op, (2, 4, 3, 4), "NCHW", 2), 2)[0] if held else None
+    tile = impl.candidates(bare(op, (2, 4, 3, 4), "NCHW", 2), SMALL_GPU)[0] if held else None
     made = Bound(impl, op, case.ins, case.outs, device=device, attrs=case.attrs, layout="NCHW", tile=tile)
     expected = impl.traffic(replace(made.call, ins=(), outs=(), packed=None, scratch=None))
     channels = {id(array) for array, shape in zip(made.call.ins, made.call.in_shapes, strict=True) if len(shape) == 1}

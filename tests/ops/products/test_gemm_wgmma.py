@@ -10,6 +10,7 @@ import pytest
 from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
+from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES, Row
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.traffic import Traffic
@@ -28,7 +29,7 @@ def call(M: int, K: int, N: int, tile: ProductTile | None = None) -> Call:
 
 def test_a_large_product_takes_the_largest_tile_and_a_small_one_many():
     impl = implementation("bf16")
-    large, small = (impl.tile(call(size, size, size), 132) for size in (8192, 512))
+    large, small = (impl.tile(call(size, size, size), H200) for size in (8192, 512))
     assert (large.BM * large.BN, large.resident) == (128 * 256, 132)
     assert small.BM * small.BN < large.BM * large.BN
     assert small.resident == (512 // small.BM) * (512 // small.BN)
@@ -36,8 +37,8 @@ def test_a_large_product_takes_the_largest_tile_and_a_small_one_many():
 
 @pytest.mark.parametrize(("precision", "sizes", "reason"), REFUSED, ids=str)
 def test_refuses_what_tma_cannot_address(precision, sizes, reason):
-    assert reason in implementation(precision).supports(call(*sizes))
-    assert implementation(precision).supports(call(9, 16, 8)) is None
+    assert reason in implementation(precision).supports(call(*sizes), H200)
+    assert implementation(precision).supports(call(9, 16, 8), H200) is None
     assert sum("gemm" in part for _, part in MODES["tensorcore", precision].fallbacks) == 3  # others serve it
 
 
@@ -55,7 +56,7 @@ def test_a_tile_is_read_by_all_that_need_it():
 def test_the_largest_tile_leaves_no_sum_in_memory(precision):
     impl, some = implementation(precision), np.zeros(8, np.uint16 if precision == "bf16" else np.float32)
     bare = call(8192, 8192, 8192, None)
-    (launch,) = impl.bind(replace(bare, ins=(some, some), outs=(some,), tile=impl.tile(bare, 132)))
+    (launch,) = impl.bind(replace(bare, ins=(some, some), outs=(some,), tile=impl.tile(bare, H200)))
     report = compile_launch(launch)
     # Nine warps on four schedulers: three share one's 512 registers a lane.
     assert (report.frame_bytes, report.registers <= 168) == (0, True)
@@ -69,7 +70,7 @@ def test_parity(gpu, precision):
     row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {"gemm": impl}),))
     for case in gemm.cases(SIZES):
         M, K = case.ins[0].shape
-        for tile in impl.candidates(call(M, K, len(case.ins[1])), gpu.multiprocessors):
+        for tile in impl.candidates(call(M, K, len(case.ins[1])), gpu.target):
             for resident in (tile.resident, 2):
                 one = replace(tile, resident=resident)
                 assert parity(row, impl, case, gpu, one) <= bound(case, precision), f"{case.label} {one}"

@@ -12,6 +12,8 @@ from counted import counted
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200, Target
+from nbcnn.lab.measure.kernels import capability_of
 from nbcnn.lab.studies import dwconv
 from nbcnn.modes import MODES
 from nbcnn.nn import fuse_series
@@ -132,7 +134,7 @@ BY_TMA += [((2, 2, 1024, 7), Segments(1, 1)), ((3, 2, 2048, 48), Segments(1, 3))
 @pytest.mark.parametrize("op", VARIANTS["best"])
 @pytest.mark.parametrize(("shape", "tile"), BY_TMA, ids=str)
 def test_series_that_tma_moves(op, shape, tile, gpu):
-    if gpu_device.SIMULATOR or not gpu_device.has_tma():
+    if not gpu.target.tma:
         pytest.skip("no TMA here")
     for case in chosen(op, shape):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, gpu, tile) <= gradcheck.bound(case), case.label
@@ -148,13 +150,12 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("shape", "kind"), KINDS, ids=str)
-def test_tma_moves_what_it_can(shape, kind, monkeypatch):
-    monkeypatch.setattr(gpu_device, "has_tma", lambda: True)
+def test_tma_moves_what_it_can(shape, kind):
     for op, impl in VARIANTS["best"].items():
         call = dwconv.call_of(op, shape, "causal")
-        assert isinstance(impl.tile(call, 132), kind), op
+        assert isinstance(impl.tile(call, H200), kind), op
         stored = replace(call, in_dtypes=("bfloat16",) * len(call.in_dtypes))
-        assert not {Boxes, Segments} & set(map(type, impl.candidates(stored, 132))), op
+        assert not {Boxes, Segments} & set(map(type, impl.candidates(stored, H200))), op
 
 
 def test_every_unit_of_work_is_taken_once():
@@ -162,8 +163,8 @@ def test_every_unit_of_work_is_taken_once():
         g = of_images(dwconv.call_of("dwconv1d_fprop", shape, "causal"))
         for warps, resident in ((8, 2), (4, 3)):
             for tile, count in (
-                (boxes.choose(g, 132, warps, resident), g.N),
-                (segments.choose(g, 132, warps, resident), segments.units(g)),
+                (boxes.choose(g, H200, warps, resident), g.N),
+                (segments.choose(g, H200, warps, resident), segments.units(g)),
             ):
                 taken = tile.parts * warps * tile.strip(g, warps)
                 assert taken - warps * tile.strip(g, warps) < count <= taken
@@ -181,21 +182,21 @@ def test_what_segments_fetch(length, taps, left):
     assert reach.box_floats >= 32 * reach.box_rows
 
 
-def test_short_series_are_taken_whole_where_they_are_many(monkeypatch):
-    monkeypatch.setattr(gpu_device, "has_tma", lambda: False)
+def test_short_series_are_taken_whole_where_they_are_many():
+    older = replace(H200, capability=(8, 0))
     for op, impl in VARIANTS["best"].items():
         for shape, kind in (((512, 128, 48, 48), Whole), ((8, 128, 48, 48), Sliding), ((512, 128, 50, 48), Sliding), ((512, 8, 256, 48), Sliding)):
             call = dwconv.call_of(op, shape, "causal")
-            tiles = impl.candidates(call, 132)
-            assert isinstance(impl.tile(call, 132), kind), (op, shape)
-            assert impl.tile(call, 132) in tiles
+            tiles = impl.candidates(call, older)
+            assert isinstance(impl.tile(call, older), kind), (op, shape)
+            assert impl.tile(call, older) in tiles
             assert (Whole in map(type, tiles)) == (shape[2] in (48,)), (op, shape)
 
 
 def test_parts_keep_every_multiprocessor_busy_and_leave_no_series_out():
     for n in (32, 33, 512, 16384):
         g = of_images(dwconv.call_of("dwconv1d_fprop", (n, 128, 48, 48), "causal"))
-        tile = whole.choose(g, 132, whole.WARPS, whole.resident(48))
+        tile = whole.choose(g, H200, whole.WARPS, whole.resident(48))
         assert tile.parts * whole.WARPS * 32 * tile.strip(g, whole.WARPS) >= n
         assert tile.parts * 128 >= min(0.9 * 132 * whole.resident(48), 128 * n / 128)
 
@@ -210,7 +211,7 @@ def test_the_fused_backward_knows_its_limit():
     assert fuse_series.FUSED_TAPS == best_backward.FUSED_TAPS
     series, filters = (2, 3, 200), (3, 97)
     call = Call("dwconv1d_bwd", (), (), (series, series, filters), (series, filters), {"padding": "causal"})
-    assert "97 taps" in VARIANTS["best"]["dwconv1d_bwd"].supports(call)
+    assert "97 taps" in VARIANTS["best"]["dwconv1d_bwd"].supports(call, H200)
 
 
 @pytest.mark.parametrize(("variant", "op"), [(v, op) for v, op in KERNELS if op != "dwconv1d_fprop"])
@@ -258,7 +259,7 @@ def test_counts_are_those_of_the_kernels(variant, op, shape, device, monkeypatch
                 assert counted(launch, patch) == count, (launch.name, case.label)
 
 
-def stand_in(op, variant, shape, padding, skip, kind="float32"):
+def stand_in(op, variant, shape, padding, skip, kind="float32", target=H200):
     """The launches of `variant` for arrays that only have a size."""
     n, c, length, taps = shape
     series, filters, one = ((n, c, length), kind), ((c, taps), "float32"), ((c,), "float32")
@@ -270,7 +271,7 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
     shapes, dtypes = [tuple(s for s, _ in side) for side in (ins, outs)], [tuple(k for _, k in side) for side in (ins, outs)]
     impl = VARIANTS[variant][op]
     call = Call(op, (), (), *shapes, {"padding": padding}, in_dtypes=dtypes[0], out_dtypes=dtypes[1])
-    call = Call(**(vars(call) | {"tile": impl.tile(call, 132)}))
+    call = Call(**(vars(call) | {"tile": impl.tile(call, target)}))
     nbytes = impl.scratch(call)
     return impl.bind(Call(**(vars(call) | {"ins": arrays[0], "outs": arrays[1], "scratch": np.zeros(nbytes, np.uint8) if nbytes else None})))
 
@@ -285,8 +286,7 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
         *full(("best", "dwconv1d_bwd", "90a"), *((variant, op, "90a") for variant, op in KERNELS if variant != "best")),
     ],
 )
-def test_kernels_compile_without_spills(variant, op, arch, monkeypatch):
-    monkeypatch.setattr(gpu_device, "has_tma", lambda: arch == "90a")
+def test_kernels_compile_without_spills(variant, op, arch):
     # Best, tiles: twelve sums twice and two windows of elements. 80 registers leave 768 threads on a multiprocessor.
     tiled = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
     # Best, whole series: 48 elements and twelve sums, or 48 sums, or both; RESIDENT blocks have as many (whole.py, whole_backward.py).
@@ -299,5 +299,5 @@ def test_kernels_compile_without_spills(variant, op, arch, monkeypatch):
     short = [] if covered else [((many, 128, 48, 48), "causal", True, whole)]
     short += [((2, 1, 1024, 3), "causal", False, 128)] if (variant, arch) == ("best", "90a") else []
     for shape, padding, skip, registers in (*short, ((2, 3, 101, 7), "same", False, tiled)):
-        for launch in stand_in(op, variant, shape, padding, skip):
+        for launch in stand_in(op, variant, shape, padding, skip, target=Target(capability_of(arch), 132)):
             assert_lean(launch, arch, registers)

@@ -10,6 +10,7 @@ from counted import counted
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES
 from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile
 from nbcnn.ops.kernel.call import Call
@@ -75,7 +76,7 @@ def test_gates_are_counted(device, monkeypatch):
 
 def test_what_is_no_whole_load_goes_elsewhere():
     def said(op, length):
-        return OPS[op].supports(Call(op, (), (), ((2, 8, length), (4, 8)), ((2, 4, length),)))
+        return OPS[op].supports(Call(op, (), (), ((2, 8, length), (4, 8)), ((2, 4, length),)), H200)
 
     assert said("pwconv1d_fprop", 48) is said("pwconv1d_wgrad", 48) is said("pwconv1d_dgrad", 20) is None
     assert "multiple of 16" in said("pwconv1d_wgrad", 20)
@@ -84,6 +85,6 @@ def test_what_is_no_whole_load_goes_elsewhere():
 
 def test_a_weight_gradient_fills_the_gpu():
     call = Call("pwconv1d_wgrad", (), (), ((16384, 128, 48), (16384, 256, 48)), ((256, 128), (256,)))
-    for tile in candidates_wgrad(call, 132):
-        blocks, places = tile.grid(256, 128)[0] * tile.split, tile.blocks_per_multiprocessor * 132
+    for tile in candidates_wgrad(call, H200):
+        blocks, places = tile.grid(256, 128)[0] * tile.split, tile.blocks_per_multiprocessor * H200.multiprocessors
         assert 0.9 * places <= blocks <= 2 * places

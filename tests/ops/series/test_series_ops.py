@@ -16,6 +16,7 @@ from nbcnn.check.one_op import Bound, Unsupported, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.target import H200
 from nbcnn.modes import COMMON, MODES
 from nbcnn.ops.activations import gelu
 from nbcnn.ops.conv.simt import im2col
@@ -193,7 +194,7 @@ def test_a_window_counts_its_rows_and_its_target():
 def test_a_transposed_convolution_counts_its_transposes(path, shapes):
     call, op = Call(f"pwconv1d_{path}", (), (), *shapes), f"conv_{path}"
     impl, engine = pwconv1d.transposed(im2col.OPS)[call.op], im2col.OPS[op]
-    call = replace(call, tile=impl.tile(call, 132))
+    call = replace(call, tile=impl.tile(call, H200))
     made, bare = impl.traffic(call), engine.traffic(pwconv1d.as_convolution(call, "NHWC"))
     assert len(made) == len(bare) + 2
     series = [size for shape in (*shapes[0], *shapes[1]) if len(shape) == 3 for size in [4 * 5 * shape[1] * 16]]
@@ -206,7 +207,7 @@ def test_scratch_of_a_transposed_convolution_holds_both_series_aligned():
     impl = pwconv1d.transposed(im2col.OPS)["pwconv1d_fprop"]
     places = pwconv1d._places(call)
     assert [(side, operand, first) for side, operand, first, _ in places] == [("in", 0, 0), ("out", 0, 256), ("", 0, 768)]
-    call = replace(call, tile=impl.tile(call, 132))
+    call = replace(call, tile=impl.tile(call, H200))
     assert impl.scratch(call) == 768 + im2col.OPS["conv_fprop"].scratch(pwconv1d.as_convolution(call, "NHWC"))
 
 

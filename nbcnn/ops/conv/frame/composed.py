@@ -64,9 +64,9 @@ def _asking(impl: Impl, inner_call: Callable[[Call], Call]) -> Impl:
     pack = impl.pack
     return replace(
         impl,
-        supports=lambda call: impl.supports(inner_call(call)),
-        tile=lambda call, multiprocessors: impl.tile(inner_call(call), multiprocessors),
-        candidates=lambda call, multiprocessors: impl.candidates(inner_call(call), multiprocessors),
+        supports=lambda call, target: impl.supports(inner_call(call), target),
+        tile=lambda call, target: impl.tile(inner_call(call), target),
+        candidates=lambda call, target: impl.candidates(inner_call(call), target),
         pack=None if pack is None else lambda call: pack(inner_call(call)),
     )
 

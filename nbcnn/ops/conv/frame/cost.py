@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nbcnn.gpu.target import Target
+
 
 @dataclass(frozen=True)
 class Work:
@@ -75,7 +77,7 @@ class Rates:
     before: float = 1.0
 
 
-def cycles(work: Work, rates: Rates, multiprocessors: int) -> float:
+def cycles(work: Work, rates: Rates, target: Target) -> float:
     """Estimated cycles of a launch, of those before it, and of the second one if it has parts."""
 
     p = rates.soft
@@ -92,8 +94,8 @@ def cycles(work: Work, rates: Rates, multiprocessors: int) -> float:
             return max(steps(blocks), (steps(blocks) + ends(blocks)) / work.turns)
         return steps(blocks) + ends(blocks) * (1 - rates.covered * (blocks - 1) / blocks)
 
-    full, rest = divmod(work.tiles, multiprocessors * work.together)
-    product = full * wave(work.together) + (wave(-(-rest // multiprocessors)) if rest else 0.0)
+    full, rest = divmod(work.tiles, target.multiprocessors * work.together)
+    product = full * wave(work.together) + (wave(-(-rest // target.multiprocessors)) if rest else 0.0)
     if work.turns > 1:
         product += min(steps(1), ends(1))
     memory = work.memory / rates.memory

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.composed import inner, middle, operands, rest
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import quotient
@@ -85,7 +86,7 @@ def take_weights_kernel(whole, dw, count, K, CG, R, S, KG, C, RD, SD, down, righ
 def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
     """gconv_fprop, gconv_dgrad and gconv_wgrad by the conv_* of `engine`, for at most `most` times the products."""
 
-    def supports(call: Call, impl: Impl, op: str) -> str | None:
+    def supports(call: Call, target: Target, impl: Impl, op: str) -> str | None:
         (down, right), own = call.attrs["stride"], own_filters(call)
         if down != right:
             return f"strides of {down} and {right} are not one"
@@ -93,7 +94,7 @@ def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
         times = numel(filters) / numel(own)
         if times > most:
             return f"with the zeros of its filters written out it has {times:.0f} times the products, more than {most}"
-        return too_large(filters, what="the filters with their zeros") or impl.supports(dense_call(call, op))
+        return too_large(filters, what="the filters with their zeros") or impl.supports(dense_call(call, op), target)
 
     def dense_call(call: Call, op: str) -> Call:
         """The engine's call; of a weight gradient, into scratch."""
@@ -136,9 +137,9 @@ def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
         changes: dict[str, Any] = {
             "bind": bind,
             "scratch": scratch,
-            "supports": lambda call: supports(call, impl, op),
-            "tile": lambda call, multiprocessors: impl.tile(dense_call(call, op), multiprocessors),
-            "candidates": lambda call, multiprocessors: impl.candidates(dense_call(call, op), multiprocessors),
+            "supports": lambda call, target: supports(call, target, impl, op),
+            "tile": lambda call, target: impl.tile(dense_call(call, op), target),
+            "candidates": lambda call, target: impl.candidates(dense_call(call, op), target),
             "pack": None if pack is None else packed,
             "traffic": None if impl.traffic is None else traffic,
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl
 
 MOST_PIXELS = 256
@@ -22,11 +23,11 @@ def for_few_pixels(ops: Mapping[str, Impl]) -> dict[str, Impl]:
 
 
 def _limited(impl: Impl) -> Impl:
-    def supports(call: Call) -> str | None:
+    def supports(call: Call, target: Target) -> str | None:
         n, _, height, width = next(shape for shape in call.out_shapes if len(shape) == 4)
         pixels = n * height * width * (4 if "pool" in call.op else 1)
         if pixels > MOST_PIXELS:
             return f"{pixels} pixels are enough for larger tiles"
-        return impl.supports(call)
+        return impl.supports(call, target)
 
     return replace(impl, supports=supports)

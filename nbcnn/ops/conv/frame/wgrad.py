@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
@@ -104,15 +105,15 @@ class WeightGradient(Generic[Tile]):
     element: int
     """Bytes of an operand's element."""
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: Call, target: Target) -> str | None:
         """None if the kernel serves the call, else the reason in words."""
         raise NotImplementedError
 
-    def candidates(self, g: Correlation, multiprocessors: int) -> list[Tile]:
+    def candidates(self, g: Correlation, target: Target) -> list[Tile]:
         """The tiles that an autotuner should try."""
         raise NotImplementedError
 
-    def choose(self, g: Correlation, multiprocessors: int) -> Tile:
+    def choose(self, g: Correlation, target: Target) -> Tile:
         """The tile for this shape and number of multiprocessors."""
         raise NotImplementedError
 
@@ -197,9 +198,9 @@ class WeightGradient(Generic[Tile]):
             self.bind,
             self.scratch,
             self.refusal,
-            lambda call, multiprocessors: self.choose(correlation(call), multiprocessors),
+            lambda call, target: self.choose(correlation(call), target),
             needs=needs,
-            candidates=lambda call, multiprocessors: self.candidates(correlation(call), multiprocessors),
+            candidates=lambda call, target: self.candidates(correlation(call), target),
             traffic=self.traffic,
             exactly=exactly,
         )

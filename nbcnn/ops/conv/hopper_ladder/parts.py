@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
@@ -91,7 +92,7 @@ def tma_step(kernel: Any, threads: int, stages: int) -> Impl:
 def step(bind: Callable[[Call], list[Launch]], biased: bool = False) -> Impl:
     """`conv_fprop` without a bias (`biased`: `conv_relu_fprop`) in bfloat16, images NHWC, filters packed as rows (k) of (r, s, c)."""
 
-    def supports(call: Call) -> str | None:
+    def supports(call: Call, target: Target) -> str | None:
         if not biased and len(call.in_shapes) > 2:
             return "a bias is added in step 6"
         channels = correlation(call).C

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import EPILOGUES
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue
@@ -33,7 +34,7 @@ IMAGE_OPS = (
 )
 
 
-def refusal(call: Call) -> str | None:
+def refusal(call: Call, target: Target) -> str | None:
     """None if the engine runs the call, else the reason in words."""
     if reason := not_nhwc(call, "mma reads"):
         return reason
@@ -54,11 +55,11 @@ def implementations(precision: str) -> dict[str, Impl]:
         g = correlation(call)
         return partial_bytes(call.tile.split, g.phases * g.GM * g.K)
 
-    def tile(call: Call, multiprocessors: int) -> Tile:
-        return choose(correlation(call), kind.name, multiprocessors)
+    def tile(call: Call, target: Target) -> Tile:
+        return choose(correlation(call), kind.name, target)
 
-    def tiles(call: Call, multiprocessors: int) -> Sequence[Tile]:
-        return worth_measuring(correlation(call), kind, multiprocessors)
+    def tiles(call: Call, target: Target) -> Sequence[Tile]:
+        return worth_measuring(correlation(call), kind, target)
 
     def pack_filters(call: Call) -> np.ndarray:
         return pack(call, kind.channels)

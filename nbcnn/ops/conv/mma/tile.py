@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
@@ -153,7 +154,7 @@ def candidates(g: Correlation, kind: Kind) -> list[Tile]:
     return list(dict.fromkeys(made))
 
 
-def cycles(tile: Tile, g: Correlation, kind: Kind, multiprocessors: int) -> float:
+def cycles(tile: Tile, g: Correlation, kind: Kind, target: Target) -> float:
     """Estimated time in cycles, without the launch."""
     blocks = tile.tiles(g) * tile.split
     steps = tile.part(g.k_tiles(kind.channels))
@@ -164,23 +165,24 @@ def cycles(tile: Tile, g: Correlation, kind: Kind, multiprocessors: int) -> floa
     def wave(blocks_each: int) -> float:
         return _START_CYCLES + steps * max(_STEP_CYCLES + _STEP_ALONE * products, blocks_each * work)
 
-    waves, rest = divmod(blocks, tile.blocks * multiprocessors)
-    total = waves * wave(tile.blocks) + (wave(-(-rest // multiprocessors)) if rest else 0)
+    waves, rest = divmod(blocks, tile.blocks * target.multiprocessors)
+    total = waves * wave(tile.blocks) + (wave(-(-rest // target.multiprocessors)) if rest else 0)
     if tile.split > 1:
-        total += _SUM_CYCLES + tile.split * _PART_CYCLES + (2 * tile.split + 1) * 4 * g.phases * g.GM * g.K / (_BYTES_A_CYCLE * multiprocessors)
+        bytes_of_parts = (2 * tile.split + 1) * 4 * g.phases * g.GM * g.K
+        total += _SUM_CYCLES + tile.split * _PART_CYCLES + bytes_of_parts / (_BYTES_A_CYCLE * target.multiprocessors)
     return total
 
 
 @cache
-def choose(g: Correlation, kind_name: str, multiprocessors: int) -> Tile:
+def choose(g: Correlation, kind_name: str, target: Target) -> Tile:
     """The tile with the least estimated time."""
     kind = KINDS[kind_name]
-    return min(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, multiprocessors))
+    return min(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, target))
 
 
-def worth_measuring(g: Correlation, kind: Kind, multiprocessors: int) -> list[Tile]:
+def worth_measuring(g: Correlation, kind: Kind, target: Target) -> list[Tile]:
     """Each tile with its two splits of the least estimated times."""
     made: dict[Tile, list[Tile]] = {}
-    for tile in sorted(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, multiprocessors)):
+    for tile in sorted(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, target)):
         made.setdefault(unsplit(tile), []).append(tile)
     return [tile for splits in made.values() for tile in splits[:2]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
@@ -31,7 +32,7 @@ class MmaWeightGradient(WeightGradient[PixelTile]):
     def __init__(self, kind: Kind) -> None:
         self.kind, self.element = kind, kind.element
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: Call, target: Target) -> str | None:
         if reason := not_nhwc(call, "the mma.sync kernels read"):
             return reason
         store = STORE[self.kind.name]
@@ -42,11 +43,11 @@ class MmaWeightGradient(WeightGradient[PixelTile]):
             return f"a filter of {g.R}×{g.S} taps is larger than {MOST_ROWS}×{MOST_ROWS}"
         return too_large(*call.in_shapes, (g.K, wgrad_tile.columns(g, self.kind)), what="a tensor")
 
-    def candidates(self, g: Correlation, multiprocessors: int) -> list[PixelTile]:
-        return list(wgrad_tile.candidates(g, self.kind, multiprocessors))
+    def candidates(self, g: Correlation, target: Target) -> list[PixelTile]:
+        return list(wgrad_tile.candidates(g, self.kind, target))
 
-    def choose(self, g: Correlation, multiprocessors: int) -> PixelTile:
-        return wgrad_tile.choose(g, self.kind, multiprocessors)
+    def choose(self, g: Correlation, target: Target) -> PixelTile:
+        return wgrad_tile.choose(g, self.kind, target)
 
     def column_tiles(self, tile: PixelTile, g: Correlation) -> int:
         return tile.column_tiles(g, self.kind)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nbcnn.gpu import device
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.wgrad import OverPixels
 from nbcnn.ops.kernel.loops import ceil_div
@@ -91,9 +91,9 @@ class PixelTile(OverPixels):
         """Dynamic shared memory of a block: room to align, the steps, the descriptors of two steps' pixels."""
         return ALIGNMENT + self.stages * self.slot_bytes(kind) + 2 * self.describers * DESCRIPTOR
 
-    def resident(self, kind: Kind) -> int:
+    def resident(self, kind: Kind, target: Target) -> int:
         """Blocks that share a multiprocessor."""
-        by_shared = (device.shared_of_block() + _RESERVED) // (self.shared_bytes(kind) + _RESERVED)
+        by_shared = (target.shared_of_block + _RESERVED) // (self.shared_bytes(kind) + _RESERVED)
         return max(1, min(by_shared, self.blocks_by_registers(kind)))
 
     def column_tiles(self, g: Correlation, kind: Kind) -> int:
@@ -142,32 +142,32 @@ _BYTES_A_CYCLE = 600
 """Cycles of the second launch, and what the GPU moves of the parts: writing them and reading them back."""
 
 
-def _cycles(tile: PixelTile, g: Correlation, kind: Kind, multiprocessors: int) -> float:
+def _cycles(tile: PixelTile, g: Correlation, kind: Kind, target: Target) -> float:
     """Estimated time, in cycles."""
-    blocks, resident = tile.row_tiles(g) * tile.column_tiles(g, kind) * tile.parts(g), tile.resident(kind)
+    blocks, resident = tile.row_tiles(g) * tile.column_tiles(g, kind) * tile.parts(g), tile.resident(kind, target)
     work = tile.BM * tile.BN * tile.BK / _PRODUCTS_A_CYCLE[kind.name] * _READS[tile.WM * tile.WN]
     alone = _STEP_CYCLES + _CYCLES_A_PRODUCT * kind.products * tile.WM * tile.WN * tile.BK / (128 * kind.depth)
 
     def wave(each: int) -> float:
         return _START_CYCLES + tile.steps(g) * max(alone, each * work)
 
-    waves, rest = divmod(ceil_div(blocks, multiprocessors), resident)
+    waves, rest = divmod(ceil_div(blocks, target.multiprocessors), resident)
     parts_bytes = 4 * tile.parts(g) * g.K * columns(g, kind)
     return waves * wave(resident) + (wave(rest) if rest else 0) + _SUM_CYCLES + parts_bytes / _BYTES_A_CYCLE
 
 
-def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> Iterator[PixelTile]:
+def candidates(g: Correlation, kind: Kind, target: Target) -> Iterator[PixelTile]:
     """Every tile that the GPU has shared memory for, with the splits that fill half a wave, one or two, or leave the pixels whole."""
     for tile in TILES[kind.name]:
-        if tile.shared_bytes(kind) > device.shared_of_block():
+        if tile.shared_bytes(kind) > target.shared_of_block:
             continue
         outputs = tile.row_tiles(g) * tile.column_tiles(g, kind)
         most = min(MOST_SPLIT, ceil_div(g.GM, tile.BK))
-        places = multiprocessors * tile.resident(kind)
+        places = target.multiprocessors * tile.resident(kind, target)
         for split in sorted({1, *(min(most, max(1, waves * places // outputs)) for waves in (0.5, 1, 2))}):
             yield replace(tile, split=int(split))
 
 
-def choose(g: Correlation, kind: Kind, multiprocessors: int) -> PixelTile:
+def choose(g: Correlation, kind: Kind, target: Target) -> PixelTile:
     """The candidate with the least estimated time."""
-    return min(candidates(g, kind, multiprocessors), key=lambda tile: _cycles(tile, g, kind, multiprocessors))
+    return min(candidates(g, kind, target), key=lambda tile: _cycles(tile, g, kind, target))

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import EPILOGUES, RELU, epilogue_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two
@@ -45,7 +46,7 @@ class Tile:
     parts: int
 
 
-def tile_of(call: Call, multiprocessors: int) -> Tile:
+def tile_of(call: Call, target: Target) -> Tile:
     """The tile of a call: a row of w has as many warps as have IN_FLIGHT quads a lane."""
     M, _, K = extents(call)
     parts = 1
@@ -128,7 +129,7 @@ def refusal(call: Call) -> str | None:
     return not_nhwc(call, "products of rows read")
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     if reason := refusal(call):
         return reason

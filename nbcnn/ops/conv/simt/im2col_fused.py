@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import EPILOGUES, epilogue_of
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.frame.folded import TERMS, phase_filters
@@ -35,7 +36,7 @@ from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.shapes import ConvShape, numel
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     return not_nhwc(call, "the fused convolutions read")
 

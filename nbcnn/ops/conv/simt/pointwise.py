@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import EPILOGUES, epilogue_of
 from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.simt.few_rows import extents, refusal
@@ -88,7 +89,7 @@ def product_traffic(tile: Tile, M: int, N: int, K: int) -> list[Traffic]:
     return [product] if tile.split == 1 else [product, sum_partials_traffic(M * N, tile.split, False)]
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     return refusal(call) or too_large(*call.in_shapes, *call.out_shapes)
 

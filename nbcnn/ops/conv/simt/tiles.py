@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tiles import unsplit
 
@@ -92,7 +93,7 @@ BYTES_A_CYCLE = 26
 """What a multiprocessor moves of the partial results, in bytes, writing and reading."""
 
 
-def cycles(tile: Tile, GM: int, GN: int, GK: int, multiprocessors: int, always_sums: bool) -> float:
+def cycles(tile: Tile, GM: int, GN: int, GK: int, target: Target, always_sums: bool) -> float:
     """Estimated time of the product and of the sum of its parts, in cycles, without the launch."""
     blocks, resident = tile.grid(GM, GN)[0] * tile.split, tile.blocks_per_multiprocessor
     work = tile.BM * tile.BN * tile.BK / FFMA_A_CYCLE / EFFICIENCY[unsplit(tile)]
@@ -101,15 +102,15 @@ def cycles(tile: Tile, GM: int, GN: int, GK: int, multiprocessors: int, always_s
         slowdown = 1 + HALF_RATE_WARPS / (blocks_each * tile.threads / 32)
         return WAVE_CYCLES + tile.k_tiles(GK) * max(K_TILE_CYCLES, blocks_each * work * slowdown)
 
-    waves, rest = divmod(blocks, resident * multiprocessors)
-    total = waves * wave(resident) + (wave(ceil_div(rest, multiprocessors)) if rest else 0)
+    waves, rest = divmod(blocks, resident * target.multiprocessors)
+    total = waves * wave(resident) + (wave(ceil_div(rest, target.multiprocessors)) if rest else 0)
     if tile.split > 1 or always_sums:
-        total += SUM_CYCLES + (2 * tile.split + 1) * 4 * GM * GN / (BYTES_A_CYCLE * multiprocessors)
+        total += SUM_CYCLES + (2 * tile.split + 1) * 4 * GM * GN / (BYTES_A_CYCLE * target.multiprocessors)
     return total
 
 
 @functools.cache
-def ranked(GM: int, GN: int, GK: int, whole_tiles: bool, always_sums: bool, multiprocessors: int) -> tuple[Tile, ...]:
+def ranked(GM: int, GN: int, GK: int, whole_tiles: bool, always_sums: bool, target: Target) -> tuple[Tile, ...]:
     """All tiles, each with every split, the least estimated time first.
 
     whole_tiles: k-tiles can be read by whole 16-byte loads. always_sums: the sum runs even if there is only one part.
@@ -120,7 +121,7 @@ def ranked(GM: int, GN: int, GK: int, whole_tiles: bool, always_sums: bool, mult
         for split in range(1, min(k_tiles, MAX_SPLIT) + 1):
             # Equal parts: where rounding up leaves the last blocks without work, they are not started.
             candidates.append(replace(tile, split=ceil_div(k_tiles, ceil_div(k_tiles, split))))
-    return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, GM, GN, GK, multiprocessors, always_sums)))
+    return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, GM, GN, GK, target, always_sums)))
 
 
 def choices(product: Callable[[Any], Product]) -> dict[str, Any]:
@@ -129,12 +130,12 @@ def choices(product: Callable[[Any], Product]) -> dict[str, Any]:
     product: call -> GM, GN, GK, whole_tiles, always_sums.
     """
 
-    def tile(call: Any, multiprocessors: int) -> Tile:
-        return ranked(*product(call), multiprocessors)[0]
+    def tile(call: Any, target: Target) -> Tile:
+        return ranked(*product(call), target)[0]
 
-    def candidates(call: Any, multiprocessors: int) -> list[Tile]:
+    def candidates(call: Any, target: Target) -> list[Tile]:
         listed: dict[Tile, list[Tile]] = {}
-        for one in ranked(*product(call), multiprocessors):
+        for one in ranked(*product(call), target):
             listed.setdefault(unsplit(one), []).append(one)
         return [one for splits in listed.values() for one in splits[:2]]
 

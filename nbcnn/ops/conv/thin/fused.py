@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.folded import TERMS, gradient_filters
 from nbcnn.ops.conv.thin import gather as thin_gather
 from nbcnn.ops.conv.thin import scatter as thin_scatter
@@ -28,21 +29,21 @@ from nbcnn.ops.kernel.call import Call, Impl
 from nbcnn.plan.shapes import numel
 
 
-def supports_gather(call: Call) -> str | None:
+def supports_gather(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     g = correlation(call)
     reason = refusal(call, call.in_shapes[1], (call.in_shapes[0], (g.N, g.K, g.P, g.Q)))
     return reason or (None if g.C < g.K else "only a thin source is gathered")
 
 
-def supports_up(call: Call) -> str | None:
+def supports_up(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     g = correlation(call)
     reason = refusal(call, call.in_shapes[1], (call.in_shapes[0], (g.N, g.K, g.P, g.Q)))
     return reason or (None if g.K < g.C else "only a thin target is collected")
 
 
-def supports_wgrad(call: Call) -> str | None:
+def supports_wgrad(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     g = thin_wgrad.gradient(call)
     reason = refusal(call, call.out_shapes[0], ((g.N, g.C, g.H, g.W), (g.N, g.T, g.P, g.Q)))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled
 from nbcnn.ops.conv.thin.shape import correlation, filter_index
@@ -198,7 +199,7 @@ def scratch(call: Call) -> int:
     return 0
 
 
-def tile(call: Call, multiprocessors: int) -> GatherTile:
+def tile(call: Call, target: Target) -> GatherTile:
     """The largest tile that fills the GPU and whose pixels and filters fit into shared memory."""
     g = correlation(call)
     pixels, depth = g.N * g.P * g.Q, g.taps * g.C
@@ -206,13 +207,13 @@ def tile(call: Call, multiprocessors: int) -> GatherTile:
     def fits(BM: int, BN: int) -> bool:
         return 4 * (depth * BM + (depth + 1) * BN) <= SHARED_BYTES
 
-    if pixels >= 1024 * multiprocessors and g.K > 128 and fits(64, 256):
+    if pixels >= 1024 * target.multiprocessors and g.K > 128 and fits(64, 256):
         BM, BN, TM, TN, resident = 64, 256, 16, 8, 2
-    elif pixels >= 128 * multiprocessors and g.K > 64 and fits(64, 128):
+    elif pixels >= 128 * target.multiprocessors and g.K > 64 and fits(64, 128):
         BM, BN, TM, TN, resident = 64, 128, 8, 8, 3
     else:
         BM, BN, TM, TN, resident = 32, 64, 4, 4, 4
-    return GatherTile(BM, BN, TM, TN, resident, max(1, multiprocessors * resident // -(-g.K // BN)))
+    return GatherTile(BM, BN, TM, TN, resident, max(1, target.multiprocessors * resident // -(-g.K // BN)))
 
 
 def bind(call: Call, after: str = "") -> list[Launch]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.thin import gather as thin_gather
 from nbcnn.ops.conv.thin import scatter as thin_scatter
 from nbcnn.ops.conv.thin import wgrad as thin_wgrad
@@ -32,11 +33,11 @@ def _form(call: Call) -> Any:
     return thin_gather if g.C <= g.K else thin_scatter
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     return refusal(call, call.in_shapes[1], (call.in_shapes[0], call.out_shapes[0]))
 
 
-def supports_wgrad(call: Call) -> str | None:
+def supports_wgrad(call: Call, target: Target) -> str | None:
     return refusal(call, call.out_shapes[0], call.in_shapes)
 
 
@@ -48,8 +49,8 @@ def scratch(call: Call) -> int:
     return _form(call).scratch(call)
 
 
-def tile(call: Call, multiprocessors: int) -> Any:
-    return _form(call).tile(call, multiprocessors)
+def tile(call: Call, target: Target) -> Any:
+    return _form(call).tile(call, target)
 
 
 def pack(call: Call) -> np.ndarray:

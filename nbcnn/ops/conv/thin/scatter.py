@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.thin.shape import correlation, filter_index
 from nbcnn.ops.kernel.call import Call, Launch, blocks
@@ -244,16 +245,16 @@ def scratch(call: Call) -> int:
     return 4 * call.tile.split * g.taps * g.K * plane(g)
 
 
-def tile(call: Call, multiprocessors: int) -> ScatterTile:
+def tile(call: Call, target: Target) -> ScatterTile:
     """Few channels split and many pixels a block where pixels fill the GPU; the other way round for a single image."""
     g = correlation(call)
     pixels, columns = g.N * g.H * g.W, g.taps * g.K
-    if pixels >= 256 * multiprocessors:
+    if pixels >= 256 * target.multiprocessors:
         TX = power_of_two(-(-columns // 14))
         return ScatterTile(4, -(-columns // TX), TX, 128 // TX, 16 if TX > 1 else 8, 3, 1)
     TX = min(8, power_of_two(-(-columns // 7)))
     split = 1
-    while split < 16 and 16 * split <= g.C and -(-pixels // 64) * split < 2 * multiprocessors:
+    while split < 16 and 16 * split <= g.C and -(-pixels // 64) * split < 2 * target.multiprocessors:
         split *= 2
     return ScatterTile(4, -(-columns // TX), TX, 64 // TX, 8, 4, split)
 

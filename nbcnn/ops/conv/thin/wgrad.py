@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.thin.shape import THIN
 from nbcnn.ops.conv.thin.taps import fetch_taps
 from nbcnn.ops.conv.thin.wide import plain
@@ -337,25 +338,25 @@ def scratch(call: Call) -> int:
     return 4 * call.tile.split * call.tile.SLICES * gradient(call).row
 
 
-def tile(call: Call, multiprocessors: int) -> WgradTile:
+def tile(call: Call, target: Target) -> WgradTile:
     """All multiprocessors busy, and no more partial sums than that needs."""
     g = gradient(call)
-    if g.pixels >= 128 * multiprocessors:
+    if g.pixels >= 128 * target.multiprocessors:
         TX = power_of_two(-(-g.columns // 28))
         TY = min(64, 128 // TX, power_of_two(-(-g.C // 4)))
         SLICES, CHUNK = 128 // (TX * TY), 64 // TX
         DEPTH = min(4, CHUNK // (2 * SLICES))
         if g.pooled and DEPTH < 4:
-            return _small(g, multiprocessors)
+            return _small(g, target)
         tiles = -(-g.C // (4 * TY))
-        return WgradTile(4, -(-g.columns // TX), TX, TY, SLICES, CHUNK, DEPTH, max(1, 2 * multiprocessors // tiles), 2)
-    return _small(g, multiprocessors)
+        return WgradTile(4, -(-g.columns // TX), TX, TY, SLICES, CHUNK, DEPTH, max(1, 2 * target.multiprocessors // tiles), 2)
+    return _small(g, target)
 
 
-def _small(g: ThinGradient, multiprocessors: int) -> WgradTile:
+def _small(g: ThinGradient, target: Target) -> WgradTile:
     """Few pixels, or few wide channels behind a pooling."""
     TX = min(8, power_of_two(-(-g.columns // 7)))
-    return WgradTile(4, -(-g.columns // TX), TX, 16, 2, 16, 4, max(1, min(multiprocessors // 2, g.pixels // 16)), 2 if TX <= 4 else 1)
+    return WgradTile(4, -(-g.columns // TX), TX, 16, 2, 16, 4, max(1, min(target.multiprocessors // 2, g.pixels // 16)), 2 if TX <= 4 else 1)
 
 
 def bind(call: Call) -> list[Launch]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.thin_mma.first_epilogue import pooled, unpooled
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, segments, stager, unit_rows
 from nbcnn.ops.conv.thin_mma.first_shape import (
@@ -267,10 +268,10 @@ def work(layer: ConvShape, ROWS: int) -> tuple[int, int, int]:
     return layer.N * rows * across, rows, across
 
 
-def with_blocks(tile: FpropTile, layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
+def with_blocks(tile: FpropTile, layer: ConvShape, E: int, target: Target) -> FpropTile:
     """`tile` with as many blocks as fit on the GPU at a time, no more than there are units."""
     sets = -(-layer.K // tile.filters(E))
-    return replace(tile, blocks=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
+    return replace(tile, blocks=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * target.multiprocessors // sets)))
 
 
 def streamed_tile(layer: ConvShape, E: int, GROUPS: int, TURNS: int) -> FpropTile:
@@ -292,7 +293,7 @@ def _fits(layer: ConvShape, tile: FpropTile) -> bool:
     return unit.shared_bytes(1) <= SHARED_BYTES and unit.on_the_way(tile.threads) <= MOST_ON_THE_WAY
 
 
-def _choose_streamed(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
+def _choose_streamed(layer: ConvShape, E: int, target: Target) -> FpropTile:
     """The most groups of filters that MOST_OF_FILTERS allows, and the most turns that leave each multiprocessor its blocks and pad P no further."""
     of_group = 4 * E * products(layer.C, layer.R, layer.S, E)
     GROUPS = max(1, min(MOST_OF_FILTERS // of_group, -(-layer.K // (16 * E))))
@@ -301,7 +302,7 @@ def _choose_streamed(layer: ConvShape, E: int, multiprocessors: int) -> FpropTil
         larger = streamed_tile(layer, E, GROUPS, TURNS)
         pads = unit_rows(layer.P, TURNS) * TURNS > unit_rows(layer.P, tile.TURNS) * tile.TURNS
         blocks = work(layer, TURNS)[0] * -(-layer.K // larger.filters(E))
-        if _fits(layer, larger) and not pads and blocks >= larger.resident * multiprocessors:
+        if _fits(layer, larger) and not pads and blocks >= larger.resident * target.multiprocessors:
             tile = larger
     return tile
 
@@ -314,7 +315,7 @@ def _too_much_on_the_way(layer: ConvShape, E: int) -> str | None:
     return f"the image under a row of windows takes {needed} registers a thread, more than {MOST_OF_ONE_TURN}"
 
 
-def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
+def choose(layer: ConvShape, E: int, target: Target) -> FpropTile:
     """The smallest tile of filters that has all of K, if one has; a smaller one where a small batch would leave multiprocessors without a block.
 
     Padding filters are multiplied like others: in a tile of 256, 512 images of 32×32 took 30.7 µs to 64 filters instead of 21.0, and 28.2 to 32
@@ -322,21 +323,21 @@ def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
     (3 → 32 filters, stride 2) bf16 spilled 352 bytes.
     """
     if not few_columns(layer.C, layer.R, layer.S, E):
-        return with_blocks(_choose_streamed(layer, E, multiprocessors), layer, E, multiprocessors)
+        return with_blocks(_choose_streamed(layer, E, target), layer, E, target)
 
     def blocks(tile: FpropTile) -> int:
         return work(layer, tile.TURNS)[0] * ceil_div(layer.K, tile.filters(E))
 
     tile = FpropTile(1, 1, 1, 1, 8)
     for larger in (FpropTile(2, 1, 1, 1, 6), FpropTile(4, 1, 1, 1, 5), FpropTile(4, 2, 1, 1, 3)):
-        if tile.filters(E) < layer.K and blocks(larger) >= multiprocessors and unit_of(layer, larger).shared_bytes(1) <= SHARED_BYTES:
+        if tile.filters(E) < layer.K and blocks(larger) >= target.multiprocessors and unit_of(layer, larger).shared_bytes(1) <= SHARED_BYTES:
             tile = larger
     more = replace(tile, TURNS=4)
-    if blocks(more) >= more.resident * multiprocessors and _fits(layer, more):
+    if blocks(more) >= more.resident * target.multiprocessors and _fits(layer, more):
         tile = more
     if unit_of(layer, tile).on_the_way(tile.threads) > MOST_ON_THE_WAY:  # half as many blocks have twice the registers
         tile = replace(tile, resident=max(1, tile.resident // 2))
-    return with_blocks(tile, layer, E, multiprocessors)
+    return with_blocks(tile, layer, E, target)
 
 
 def bind(call: Call, E: int) -> list[Launch]:
@@ -366,7 +367,7 @@ def implementation(precision: str) -> Impl:
     """conv_fprop, conv_relu_fprop or conv_relu_pool_fprop of a first layer in bf16 or tf32."""
     E = word_elements(precision)
 
-    def candidates(call: Call, multiprocessors: int) -> Sequence[FpropTile]:
+    def candidates(call: Call, target: Target) -> Sequence[FpropTile]:
         layer = first_layer(call)
         if few_columns(layer.C, layer.R, layer.S, E):
             sizes = (
@@ -384,15 +385,15 @@ def implementation(precision: str) -> Impl:
         else:
             of_group = 4 * E * products(layer.C, layer.R, layer.S, E)
             tiles = [streamed_tile(layer, E, GROUPS, TURNS) for GROUPS in (1, 2) for TURNS in (1, 2, 4) if GROUPS * of_group <= MOST_OF_FILTERS + 16]
-        return [with_blocks(tile, layer, E, multiprocessors) for tile in tiles if _fits(layer, tile)]
+        return [with_blocks(tile, layer, E, target) for tile in tiles if _fits(layer, tile)]
 
-    def supports(call: Call) -> str | None:
+    def supports(call: Call, target: Target) -> str | None:
         return refusal(call, precision) or _too_much_on_the_way(first_layer(call), E)
 
     return Impl(
         bind=lambda call: bind(call, E),
         supports=supports,
-        tile=lambda call, multiprocessors: choose(first_layer(call), E, multiprocessors),
+        tile=lambda call, target: choose(first_layer(call), E, target),
         pack=lambda call: pack_filters(call, E),
         packed=_PACKED[precision],
         needs=(8, 0),

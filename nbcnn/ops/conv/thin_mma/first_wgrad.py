@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.split import sum_of_partials
 from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
@@ -285,10 +286,10 @@ def sum_kernel(C: int, R: int, S: int, bias: bool, SETS: int) -> Any:
     return first_sum_kernel
 
 
-def with_blocks(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> WgradTile:
+def with_blocks(tile: WgradTile, layer: ConvShape, target: Target) -> WgradTile:
     """`tile` with as many blocks as fit on the GPU at a time, no more than there are units."""
     sets = -(-layer.K // (OF_WARP * tile.WARPS))
-    return replace(tile, blocks=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
+    return replace(tile, blocks=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * target.multiprocessors // sets)))
 
 
 def fits(layer: ConvShape, tile: WgradTile) -> bool:
@@ -305,7 +306,7 @@ def tile_of_sets(layer: ConvShape, SETS: int, TURNS: int, DEPTH: int, threads: i
     return WgradTile(WARPS, 1, TURNS, DEPTH, max(1, threads // (32 * WARPS * SETS)), SETS=SETS)
 
 
-def choose(layer: ConvShape, E: int, pooled: bool, bias: bool, multiprocessors: int) -> WgradTile:
+def choose(layer: ConvShape, E: int, pooled: bool, bias: bool, target: Target) -> WgradTile:
     """All filters in a block, up to 256, so that the image is read once; several turns a unit where the batch has enough of them.
 
     Where one warp has all filters, two take rows of windows in turn and share the image: one alone took 45.8 µs for 64 filters of 512 images of 32×32
@@ -320,17 +321,17 @@ def choose(layer: ConvShape, E: int, pooled: bool, bias: bool, multiprocessors: 
             return (
                 unit_of(layer, tile).on_the_way(tile.threads) <= MOST_ON_THE_WAY
                 and fits(layer, tile)
-                and work(layer, tile.TURNS)[0] >= 4 * multiprocessors
+                and work(layer, tile.TURNS)[0] >= 4 * target.multiprocessors
             )
 
-        return with_blocks(next(filter(is_good, tiles), tiles[-1]), layer, multiprocessors)
+        return with_blocks(next(filter(is_good, tiles), tiles[-1]), layer, target)
     WARPS = min(4, -(-layer.K // OF_WARP))
     DEPTH = 1 if E == 2 and not pooled else 2
     ROWS, units = (2, 2) if WARPS == 1 else (1, 4)
-    TURNS = 4 if (pooled or WARPS > 1) and work(layer, 4 * ROWS)[0] >= units * multiprocessors else 1
+    TURNS = 4 if (pooled or WARPS > 1) and work(layer, 4 * ROWS)[0] >= units * target.multiprocessors else 1
     tile = WgradTile(WARPS, ROWS, TURNS, DEPTH, max(1, THREADS // (32 * WARPS * ROWS)))
     alone = replace(tile, ROWS=1, TURNS=1, resident=max(1, THREADS // (32 * WARPS)))
-    return with_blocks(next(filter(lambda each: fits(layer, each), (tile, replace(tile, TURNS=1))), alone), layer, multiprocessors)
+    return with_blocks(next(filter(lambda each: fits(layer, each), (tile, replace(tile, TURNS=1))), alone), layer, target)
 
 
 def height(layer: ConvShape, tile: WgradTile) -> int:
@@ -379,27 +380,27 @@ def implementation(precision: str) -> Impl:
     """conv_wgrad or conv_pool_wgrad of a first layer in bf16 or tf32."""
     E = word_elements(precision)
 
-    def tile(call: Call, multiprocessors: int) -> WgradTile:
-        return choose(first_layer(call), E, "pool" in call.op, len(call.out_shapes) > 1, multiprocessors)
+    def tile(call: Call, target: Target) -> WgradTile:
+        return choose(first_layer(call), E, "pool" in call.op, len(call.out_shapes) > 1, target)
 
-    def candidates(call: Call, multiprocessors: int) -> Sequence[WgradTile]:
+    def candidates(call: Call, target: Target) -> Sequence[WgradTile]:
         layer = first_layer(call)
         taken = layer.C * layer.R * layer.S + (len(call.out_shapes) > 1)
         if taken > FEW_COLUMNS:
             SETS = least_sets(taken, E)
             made = [tile_of_sets(layer, SETS, TURNS, DEPTH, threads) for TURNS in (4, 2, 1) for DEPTH, threads in ((1, 256), (1, 384), (2, 256))]
-            return [with_blocks(tile, layer, multiprocessors) for tile in dict.fromkeys(made) if fits(layer, tile)]
+            return [with_blocks(tile, layer, target) for tile in dict.fromkeys(made) if fits(layer, tile)]
         most = min(4, -(-layer.K // OF_WARP))
         sizes = [
             (ROWS, TURNS, DEPTH, threads) for ROWS, TURNS, threads in ((1, 4, 384), (1, 1, 512), (2, 2, 512), (4, 1, 512)) for DEPTH in (1, 2, 4)
         ]
         tiles = [WgradTile(most, ROWS, TURNS, DEPTH, max(1, threads // (32 * most * ROWS))) for ROWS, TURNS, DEPTH, threads in sizes]
-        return [with_blocks(tile, layer, multiprocessors) for tile in tiles if fits(layer, tile)]
+        return [with_blocks(tile, layer, target) for tile in tiles if fits(layer, tile)]
 
     return Impl(
         bind=lambda call: bind(call, E),
         scratch=scratch,
-        supports=lambda call: refusal(call, precision),
+        supports=lambda call, target: refusal(call, precision),
         tile=tile,
         needs=(8, 0),
         candidates=candidates,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.thin_mma.last_shape import COLUMNS, LastLayer, word_elements
 from nbcnn.ops.kernel.loops import power_of_two, split_pixel, unrolled, within
 from nbcnn.ops.kernel.traffic import windows
@@ -68,15 +69,15 @@ def grid_y(layer: LastLayer, precision: str, tile: LastTile) -> int:
     return -(-channel_blocks(layer, precision) // tile.CW)
 
 
-def last_tile(layer: LastLayer, precision: str, multiprocessors: int) -> LastTile:
+def last_tile(layer: LastLayer, precision: str, target: Target) -> LastTile:
     """Two blocks a multiprocessor; fewer pixels between barriers while that leaves multiprocessors without work."""
     CW = min(WARPS, power_of_two(channel_blocks(layer, precision)))
     PX = 128 * word_elements(precision)
-    while PX > _LEAST_PIXELS and layer.pixels < 2 * multiprocessors * PX:
+    while PX > _LEAST_PIXELS and layer.pixels < 2 * target.multiprocessors * PX:
         PX //= 2
     PW = min(WARPS // CW, PX // STEP)
     wide = -(-channel_blocks(layer, precision) // CW)
-    blocks = max(1, min(-(-layer.pixels // PX), 2 * multiprocessors // wide))
+    blocks = max(1, min(-(-layer.pixels // PX), 2 * target.multiprocessors // wide))
     return LastTile(CW, PW, PX, 4, 2, blocks)
 
 

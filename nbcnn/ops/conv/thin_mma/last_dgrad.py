@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.thin_mma.last_columns import (
     SLOTS,
     STEP,
@@ -192,12 +193,12 @@ def traffic(call: Call, precision: str) -> list[Traffic]:
 def implementation(precision: str) -> Impl:
     """conv_dgrad, upconv_dgrad, or either with a mask, of a last layer in bf16 or tf32."""
 
-    def tile(call: Call, multiprocessors: int) -> LastTile:
-        return last_tile(last_layer(call), precision, multiprocessors)
+    def tile(call: Call, target: Target) -> LastTile:
+        return last_tile(last_layer(call), precision, target)
 
     return Impl(
         bind=lambda call: bind(call, precision),
-        supports=lambda call: refusal(call, precision),
+        supports=lambda call, target: refusal(call, precision),
         tile=tile,
         pack=lambda call: pack_channels_by_columns(call, word_elements(precision)),
         packed=STORE[precision],

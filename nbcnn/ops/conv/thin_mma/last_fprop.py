@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import device as gpu
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.thin.up import REACH
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, pack_columns_by_channels, refusal, word_elements
@@ -83,23 +83,23 @@ def _steps(layer: LastLayer, precision: str) -> int:
     return -(-layer.C // (16 * word_elements(precision)))
 
 
-def too_large(call: Call, precision: str) -> str | None:
+def too_large(call: Call, target: Target, precision: str) -> str | None:
     """What `refusal` says, or that shared memory cannot hold the tile."""
     said = refusal(call, precision)
-    if said is None and shared_bytes(last_layer(call), precision, 2) > gpu.shared_of_block():
-        layer, limit = last_layer(call), gpu.shared_of_block() // 1024
+    if said is None and shared_bytes(last_layer(call), precision, 2) > target.shared_of_block:
+        layer, limit = last_layer(call), target.shared_of_block // 1024
         return f"filters of {layer.C} channels and rows of {layer.W} pixels need more than {limit} KiB of shared memory"
     return said
 
 
-def fprop_tile(layer: LastLayer, precision: str, multiprocessors: int) -> FpropTile:
+def fprop_tile(layer: LastLayer, precision: str, target: Target) -> FpropTile:
     """Two blocks a multiprocessor if they fit; whole images for a block while there are enough of them."""
-    whole = gpu.shared_of_block()
+    whole = target.shared_of_block
     half = (whole + RESERVED) // 2 - RESERVED
     fitting = [(stages, 2) for stages in (4, 3, 2) if shared_bytes(layer, precision, stages) <= half]
     alone = [(stages, 1) for stages in (4, 3, 2) if shared_bytes(layer, precision, stages) <= whole]
     stages, resident = (fitting + alone)[0]
-    wanted, image = resident * multiprocessors, layer.H * layer.W
+    wanted, image = resident * target.multiprocessors, layer.H * layer.W
     pixels = image * -(-layer.N // wanted) if wanted <= layer.N else max(LEAST_PIXELS, -(-layer.pixels // wanted))
     return FpropTile(pixels, stages, resident)
 
@@ -316,13 +316,13 @@ def traffic(call: Call, precision: str) -> list[Traffic]:
 def implementation(precision: str) -> Impl:
     """conv_fprop or upconv_fprop of a last layer, plain, with the ReLU or with the loss, in bf16 or tf32."""
 
-    def tile(call: Call, multiprocessors: int) -> FpropTile:
-        return fprop_tile(last_layer(call), precision, multiprocessors)
+    def tile(call: Call, target: Target) -> FpropTile:
+        return fprop_tile(last_layer(call), precision, target)
 
     return Impl(
         bind=lambda call: bind(call, precision),
         scratch=scratch,
-        supports=lambda call: too_large(call, precision),
+        supports=lambda call, target: too_large(call, target, precision),
         tile=tile,
         pack=lambda call: pack_columns_by_channels(call, word_elements(precision)),
         packed=STORE[precision],

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.thin.wgrad import IN_FLIGHT, LANES, total_kernel, total_traffic
 from nbcnn.ops.conv.thin_mma.last_columns import (
     SLOTS,
@@ -230,13 +231,13 @@ def traffic(call: Call, precision: str) -> list[Traffic]:
 def implementation(precision: str) -> Impl:
     """conv_wgrad or upconv_wgrad of a last layer in bf16 or tf32."""
 
-    def tile(call: Call, multiprocessors: int) -> LastTile:
-        return last_tile(last_layer(call), precision, multiprocessors)
+    def tile(call: Call, target: Target) -> LastTile:
+        return last_tile(last_layer(call), precision, target)
 
     return Impl(
         bind=lambda call: bind(call, precision),
         scratch=scratch,
-        supports=lambda call: refusal(call, precision),
+        supports=lambda call, target: refusal(call, precision),
         tile=tile,
         needs=(8, 0),
         traffic=lambda call: traffic(call, precision),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, correlation, pack, refusal, whole
 from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
@@ -40,15 +41,13 @@ SOURCE = (0,)
 """The position of the operand that in fp32 is split into planes."""
 BY_PATCHES = (WITH_SUMS, WITH_SECOND)
 """Gradients whose epilogue the patch kernel alone has."""
-MULTIPROCESSORS = 132
-"""An H100 (SXM) and an H200 have so many: for them it is decided whether the patch kernel is the faster one."""
 
 
 def implementations(precision: str) -> dict[str, Impl]:
     """The passes over images in one precision, by op; and the convolution with moments and the gradient with sums, which are none of the table's."""
     kind = KINDS[precision]
 
-    def supports(call: Call) -> str | None:
+    def supports(call: Call, target: Target) -> str | None:
         reason = refusal(call, kind.channels)
         if reason:
             return reason
@@ -56,26 +55,26 @@ def implementations(precision: str) -> dict[str, Impl]:
         if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
             return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
         if call.op in BY_PATCHES:
-            return by_patches(call)
+            return by_patches(call, target)
         if not candidates(g, kind, kind_of(call)):
             return f"no tile is whole pairs of rows of {g.Q} pixels"
         return None
 
-    def by_patches(call: Call) -> str | None:
+    def by_patches(call: Call, target: Target) -> str | None:
         """None, or why a gradient with an epilogue of the patch kernel alone is not made. It is where the plain gradient would be made by patches."""
-        if not _patch_tiles(call, kind, MULTIPROCESSORS):
+        if not _patch_tiles(call, kind, target):
             return "a second gradient, and the sums of a norm, are in the epilogue of the patch kernel alone, whose images are squares of 8×8 pixels"
         plain = replace(call, op="conv_dgrad", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
-        if not isinstance(tile(plain, MULTIPROCESSORS), PatchTile):
+        if not isinstance(tile(plain, target), PatchTile):
             return "the plain gradient is made faster by another kernel than by patches"
         return None
 
-    def tile(call: Call, multiprocessors: int) -> Tile | PatchTile:
-        return min(tiles(call, multiprocessors), key=lambda tile: _cycles(call, kind, tile, multiprocessors))
+    def tile(call: Call, target: Target) -> Tile | PatchTile:
+        return min(tiles(call, target), key=lambda tile: _cycles(call, kind, tile, target))
 
-    def tiles(call: Call, multiprocessors: int) -> Sequence[Tile | PatchTile]:
+    def tiles(call: Call, target: Target) -> Sequence[Tile | PatchTile]:
         columns = [] if call.op in BY_PATCHES else candidates(correlation(call), kind, kind_of(call))
-        return [*columns, *_patch_tiles(call, kind, multiprocessors)]
+        return [*columns, *_patch_tiles(call, kind, target)]
 
     def scratch(call: Call) -> int:
         return own_bytes(call, SOURCE) + planes_bytes(_filters_packed(call, kind)) if kind.planes > 1 else 0
@@ -97,25 +96,25 @@ def implementations(precision: str) -> dict[str, Impl]:
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 
 
-def _patch_tiles(call: Call, kind: Kind, multiprocessors: int) -> list[PatchTile]:
+def _patch_tiles(call: Call, kind: Kind, target: Target) -> list[PatchTile]:
     """The patch tiles that serve a call.
 
     Swapped products read a mask of four bytes word by word, which made a residual network's gradient of 64 channels take 87.5 instead of 79.1 µs.
     """
     g, wanted = correlation(call), kind_of(call)
-    found = patch.candidates(g, kind, multiprocessors, wanted)
+    found = patch.candidates(g, kind, target, wanted)
     if wanted == "sums":
         # Chunks are equal, so the last tile must have as many images as the others.
         found = [tile for tile in found if tile.chunk(g)]
     return [tile for tile in found if not tile.swapped] if wanted in ("mask", "sums") and kind.result > 2 else found
 
 
-def _cycles(call: Call, kind: Kind, tile: Tile | PatchTile, multiprocessors: int) -> float:
+def _cycles(call: Call, kind: Kind, tile: Tile | PatchTile, target: Target) -> float:
     """Estimated time of a call with a tile."""
     g, wanted = correlation(call), kind_of(call)
     if isinstance(tile, PatchTile):
-        return cycles(patch.work(g, kind, tile, wanted), RATES["patches", kind.name], multiprocessors)
-    return cycles(work(g, kind, tile, wanted), RATES["columns", kind.name], multiprocessors)
+        return cycles(patch.work(g, kind, tile, wanted), RATES["patches", kind.name], target)
+    return cycles(work(g, kind, tile, wanted), RATES["columns", kind.name], target)
 
 
 def _row(g: Correlation, kind: Kind) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, Spans, has_patches, whole
 from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.moments import Columns
@@ -180,7 +181,7 @@ def sums_bytes(tile: PatchTile, kind: Kind, epilogue: str) -> int:
     return 0 if tile.swapped else tile.turns * tile.groups * of_group.get(epilogue, 0)
 
 
-def candidates(g: Correlation, kind: Kind, multiprocessors: int, epilogue: str = "rows") -> list[PatchTile]:
+def candidates(g: Correlation, kind: Kind, target: Target, epilogue: str = "rows") -> list[PatchTile]:
     """The patch tiles that serve a correlation with an epilogue.
 
     None where its images are no squares of 8×8, or its stride does not divide filter and image. A single tap sees every pixel once, so there the
@@ -208,7 +209,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int, epilogue: str =
         free = room - shared_bytes(tile, kind, w) - sums_bytes(tile, kind, epilogue)
         slots = free // (BN * ROW_BYTES)
         down, across = tiles_of(g, tile)
-        tile = replace(tile, resident=min(down * across, blocks * multiprocessors))
+        tile = replace(tile, resident=min(down * across, blocks * target.multiprocessors))
         if (g.taps > 1 or g.spans) and min(slots, _MOST_SLOTS) >= 2 and (BN <= 64 or BN < 2 * g.K):
             found.append(replace(tile, slots=min(slots, _MOST_SLOTS)))
         if across == 1 and (turns == 1 or swapped) and steps <= min(slots, _MOST_KEPT):

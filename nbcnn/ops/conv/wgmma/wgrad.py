@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation, beyond_tma
 from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
@@ -36,7 +37,7 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
     def __init__(self, precision: str) -> None:
         self.precision, self.element = precision, 2 if precision == "bf16" else 4
 
-    def refusal(self, call: Call) -> str | None:
+    def refusal(self, call: Call, target: Target) -> str | None:
         if reason := not_nhwc(call, "wgmma reads"):
             return reason
         g, step = correlation(call), 16 // self.element
@@ -46,19 +47,19 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
             return f"a filter of more than {MOST_TAPS} taps"
         return beyond_tma(g) or too_large(*call.in_shapes, (wgrad_tile.MOST_SPLIT, *call.out_shapes[0]), what="a tensor")
 
-    def candidates(self, g: Correlation, multiprocessors: int) -> list[PixelTile | SquareTile]:
-        squares = wgrad_square.candidates(g, multiprocessors) if self.precision == "bf16" else ()
-        return [*wgrad_tile.candidates(g, self.precision, multiprocessors), *squares]
+    def candidates(self, g: Correlation, target: Target) -> list[PixelTile | SquareTile]:
+        squares = wgrad_square.candidates(g, target) if self.precision == "bf16" else ()
+        return [*wgrad_tile.candidates(g, self.precision, target), *squares]
 
-    def choose(self, g: Correlation, multiprocessors: int) -> PixelTile | SquareTile:
-        return min(self.candidates(g, multiprocessors), key=lambda tile: self._cycles(tile, g, multiprocessors))
+    def choose(self, g: Correlation, target: Target) -> PixelTile | SquareTile:
+        return min(self.candidates(g, target), key=lambda tile: self._cycles(tile, g, target))
 
-    def _cycles(self, tile: PixelTile | SquareTile, g: Correlation, multiprocessors: int) -> float:
+    def _cycles(self, tile: PixelTile | SquareTile, g: Correlation, target: Target) -> float:
         """Estimated time with a tile."""
         if isinstance(tile, SquareTile):
-            return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], multiprocessors)
+            return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], target)
         kernel = "transposed" if tile.planes > tile.planes_in_memory else "pixels"
-        return cycles(wgrad_tile.work(g, tile), RATES[kernel, self.precision], multiprocessors)
+        return cycles(wgrad_tile.work(g, tile), RATES[kernel, self.precision], target)
 
     def column_tiles(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
         return tile.column_tiles(g)

@@ -22,6 +22,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.wgrad import OverPixels
@@ -173,7 +174,7 @@ class SquareTile(OverPixels):
         return along(g.P, self.lines, g.top, self.PH, g.H) * along(g.Q, self.columns, g.left, self.PW, g.W)
 
 
-def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
+def candidates(g: Correlation, target: Target) -> Iterator[SquareTile]:
     """The tile, in bf16, with the splits that fill half a wave, one or two, alone and in pairs.
 
     None where pixels or taps are apart. Squares take several images where they do not divide one, as many as make the fewest squares.
@@ -186,7 +187,7 @@ def candidates(g: Correlation, multiprocessors: int) -> Iterator[SquareTile]:
     tile = replace(tile, slots=min(_MOST_SLOTS, (_SHARED_OF_BLOCK - tile.shared_bytes) // tile.stage_bytes))
     outputs = tile.row_tiles(g) * tile.column_tiles(g)
     most = min(MOST_SPLIT, tile.pixel_steps(g))
-    for split in sorted({min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2)}):
+    for split in sorted({min(most, max(1, int(waves * target.multiprocessors) // outputs)) for waves in (0.5, 1, 2)}):
         yield replace(tile, split=split)
         if split > 1:
             yield replace(tile, split=split // PAIR * PAIR, cluster=PAIR)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.cost import Work
 from nbcnn.ops.conv.frame.wgrad import OverPixels
@@ -169,12 +170,12 @@ def work(g: Correlation, tile: PixelTile) -> Work:
     )
 
 
-def candidates(g: Correlation, precision: str, multiprocessors: int) -> Iterator[PixelTile]:
+def candidates(g: Correlation, precision: str, target: Target) -> Iterator[PixelTile]:
     """Every tile with the splits that fill half a wave, or one to four, or leave the pixels whole."""
     for tile in _TILES[precision]:
         if tile.planes_in_memory > 1 and (g.C % 8 or g.K % 8):
             continue  # pixels of planes would not start at whole 16 bytes
         outputs = tile.row_tiles(g) * tile.column_tiles(g)
         most = min(MOST_SPLIT, tile.pixel_steps(g))
-        for split in sorted({1, *(min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2, 3, 4))}):
+        for split in sorted({1, *(min(most, max(1, int(waves * target.multiprocessors) // outputs)) for waves in (0.5, 1, 2, 3, 4))}):
             yield replace(tile, split=split)

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
 from nbcnn.ops.conv.simt.split_fused import exchanged_traffic
@@ -73,7 +74,7 @@ def shape_of(call: Call) -> ConvShape:
     return im2col_wgrad.shape_of(call) if "wgrad" in call.op else im2col.shape_of(call)
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     c = shape_of(call)
     if reason := not_nhwc(call, "the Winograd kernels read"):
@@ -89,7 +90,7 @@ def supports(call: Call) -> str | None:
     return too_large(c.x_shape, c.y_shape)
 
 
-def tile(call: Call, multiprocessors: int) -> WinogradTile:
+def tile(call: Call, target: Target) -> WinogradTile:
     """The tile: as many images at a time as `BYTES` hold the Winograd-domain values of; large blocks; parts of the tiles so that a wave is full."""
     c = shape_of(call)
     images = max(1, min(c.N, BYTES // (4 * VALUES * (c.H * c.W // 4) * max(c.C, c.K))))
@@ -100,7 +101,7 @@ def tile(call: Call, multiprocessors: int) -> WinogradTile:
     product = Tile(sizes[0], sizes[1], 16, *sizes[2:])
     blocks_of_part = product.grid(c.C, c.K)[0] * VALUES
     most = images * (c.H * c.W // 4) // product.BK
-    split = max(1, min(most, product.blocks_per_multiprocessor * multiprocessors // blocks_of_part))
+    split = max(1, min(most, product.blocks_per_multiprocessor * target.multiprocessors // blocks_of_part))
     return WinogradTile(images, *sizes, split)
 
 

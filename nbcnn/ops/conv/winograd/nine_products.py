@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.winograd.engine import BYTES, LEAST_TILES, Scratch, WinogradTile, launch_filters, launch_images, launch_input
 from nbcnn.ops.conv.winograd.product import launch_rows, rows_traffic
@@ -27,7 +28,7 @@ from nbcnn.ops.kernel.traffic import Traffic
 VALUES = 9
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
     if reason := not_nhwc(call, "nine products are made of"):
@@ -39,7 +40,7 @@ def supports(call: Call) -> str | None:
     return too_large(call.out_shapes[0])
 
 
-def tile(call: Call, multiprocessors: int) -> WinogradTile:
+def tile(call: Call, target: Target) -> WinogradTile:
     """The tile: as many images at a time as `BYTES` hold the transformed values of; large blocks."""
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
     images = max(1, min(N, BYTES // (4 * VALUES * H * W * max(C, K))))

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import device as gpu
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -93,30 +93,30 @@ MODULES: dict[type, Any] = {Whole: whole, Boxes: boxes, Segments: segments}
 Tile = Sliding | Whole | Boxes | Segments
 
 
-def by_tma(call: Call) -> bool:
+def by_tma(call: Call, target: Target) -> bool:
     """True if TMA may fetch and store the operands: series of float32, on a GPU that has it."""
-    return gpu.has_tma() and {*call.in_dtypes, *call.out_dtypes} <= {"float32"}
+    return target.tma and {*call.in_dtypes, *call.out_dtypes} <= {"float32"}
 
 
-def tile(call: Call, multiprocessors: int) -> Tile:
-    return candidates(call, multiprocessors)[0]
+def tile(call: Call, target: Target) -> Tile:
+    return candidates(call, target)[0]
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Tile]:
+def candidates(call: Call, target: Target) -> list[Tile]:
     """The tiles worth trying, the own choice first: what TMA moves, series whole in registers, every number of segments in shared memory."""
     g = of_images(call)
     made: list[Tile] = []
     last: list[Tile] = []
-    if by_tma(call):
-        first, others = boxes.tiles(g, multiprocessors, boxes.WARPS, (boxes.BUSY_BLOCKS, boxes.RESIDENT))
+    if by_tma(call, target):
+        first, others = boxes.tiles(g, target, boxes.WARPS, (boxes.BUSY_BLOCKS, boxes.RESIDENT))
         made, last = [*first], [*others]
         if segments.fits(g):
-            made.append(segments.choose(g, multiprocessors, segments.WARPS, segments.RESIDENT))
+            made.append(segments.choose(g, target, segments.WARPS, segments.RESIDENT))
     chosen = choose(g)
     sliding = [chosen, *(Sliding(count, chosen.pack) for count in range(1, min(MOST_SEGMENTS, -(-g.L // RESULTS)) + 1))]
     if not short.fits(g):
         return list(dict.fromkeys([*made, *sliding, *last]))
-    own = whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L))
+    own = whole.choose(g, target, whole.WARPS, whole.resident(g.L))
     in_registers = [own, Whole(2 * own.parts)]
     return list(dict.fromkeys([*made, *in_registers, *sliding, *last] if g.N >= whole.FEWEST else [*made, *sliding, *in_registers, *last]))
 

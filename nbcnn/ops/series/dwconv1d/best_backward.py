@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -160,32 +161,32 @@ IN_REGISTERS: dict[type, Any] = {Whole: whole_backward, Boxes: boxes_backward}
 """The modules of tiles with which a lane has a whole series in registers."""
 
 
-def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[Tile]:
+def tiles(call: Call, g: Correlation, form: Form, target: Target) -> list[Tile]:
     """The tiles worth trying, the own choice first: what TMA moves; series whole in registers where they are short and many, else tiles of them."""
     made: list[Tile] = []
     last: list[Tile] = []
-    if by_tma(call):
+    if by_tma(call, target):
         # Twice the arithmetic for one more series to move: both gradients want all warps that fit, the weights' alone fewer.
         residents = (boxes_backward.RESIDENT, boxes_backward.BUSY_BLOCKS) if form.with_dx else (boxes_backward.BUSY_BLOCKS, boxes_backward.RESIDENT)
-        first, rest = boxes.tiles(g, multiprocessors, boxes_backward.WARPS, residents)
+        first, rest = boxes.tiles(g, target, boxes_backward.WARPS, residents)
         made, last = [*first], [*rest]
         if segments.fits(g):
-            parts = segments.choose(g, multiprocessors, segments_backward.WARPS, segments_backward.RESIDENT).parts
-            parts_dx = segments.choose(g, multiprocessors, segments.WARPS, segments.RESIDENT).parts if form.with_dx else 0
+            parts = segments.choose(g, target, segments_backward.WARPS, segments_backward.RESIDENT).parts
+            parts_dx = segments.choose(g, target, segments.WARPS, segments.RESIDENT).parts if form.with_dx else 0
             made.append(Segments(parts, parts_dx))
-    others: list[Tile] = [in_strips(g, form, multiprocessors)]
+    others: list[Tile] = [in_strips(g, form, target)]
     if short.fits(g):
-        own = whole.choose(g, multiprocessors, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
+        own = whole.choose(g, target, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
         others = [own, *others] if g.N >= whole.FEWEST else [*others, own]
     return [*made, *others, *last]
 
 
-def in_strips(g: Correlation, form: Form, multiprocessors: int) -> Sliding:
+def in_strips(g: Correlation, form: Form, target: Target) -> Sliding:
     """Tiles of series, and parts enough for four rounds of blocks."""
     chosen = choose(g)
     resident = max(1, RESIDENT // (WARP * form.warps(chosen)))
     units = chosen.batches(g) * chosen.tiles(g)
-    return replace(chosen, split=partials.strips(units, g.C * blocks(g.T, RESULTS * form.taps), multiprocessors, resident).split)
+    return replace(chosen, split=partials.strips(units, g.C * blocks(g.T, RESULTS * form.taps), target, resident).split)
 
 
 def launches(call: Call, g: Correlation, form: Form, arrays: tuple[Any, ...], left_dx: int, dw: Any, dd: Any, kinds: tuple[str, str]) -> list[Launch]:
@@ -201,13 +202,13 @@ def launches(call: Call, g: Correlation, form: Form, arrays: tuple[Any, ...], le
     return [first, partials.add(g, partial, dw, dd, tile.split)]
 
 
-def tile_wgrad(call: Call, multiprocessors: int) -> Tile:
-    return candidates_wgrad(call, multiprocessors)[0]
+def tile_wgrad(call: Call, target: Target) -> Tile:
+    return candidates_wgrad(call, target)[0]
 
 
-def candidates_wgrad(call: Call, multiprocessors: int) -> list[Tile]:
+def candidates_wgrad(call: Call, target: Target) -> list[Tile]:
     g = of_gradient(call)
-    return tiles(call, g, form_of(g), multiprocessors)
+    return tiles(call, g, form_of(g), target)
 
 
 def scratch_wgrad(call: Call) -> int:
@@ -245,18 +246,18 @@ def x_loads(g: Correlation, tile: Sliding, form: Form) -> int:
     return sum(row_loads(g.L, starts, base - g.left - form.shift_x, tile.length + taps + 4) for base in range(0, g.T, taps))
 
 
-def supports_fused(call: Call) -> str | None:
+def supports_fused(call: Call, target: Target) -> str | None:
     taps = call.in_shapes[2][1]
-    return supports(call) or (None if taps <= FUSED_TAPS else f"{taps} taps are more than the {FUSED_TAPS} that one kernel's registers hold")
+    return supports(call, target) or (None if taps <= FUSED_TAPS else f"{taps} taps are more than the {FUSED_TAPS} that one kernel's registers hold")
 
 
-def tile_fused(call: Call, multiprocessors: int) -> Tile:
-    return candidates_fused(call, multiprocessors)[0]
+def tile_fused(call: Call, target: Target) -> Tile:
+    return candidates_fused(call, target)[0]
 
 
-def candidates_fused(call: Call, multiprocessors: int) -> list[Tile]:
+def candidates_fused(call: Call, target: Target) -> list[Tile]:
     towards, g = of_backward(call)
-    return tiles(call, g, form_of(g, towards), multiprocessors)
+    return tiles(call, g, form_of(g, towards), target)
 
 
 def scratch_fused(call: Call) -> int:

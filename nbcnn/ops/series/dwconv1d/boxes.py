@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, types
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -60,16 +61,16 @@ def fits(g: Correlation) -> bool:
     return short.fits(g) and 3 * WARP * groups(g) <= 4 * g.C
 
 
-def tiles(g: Correlation, multiprocessors: int, warps: int, residents: tuple[int, int]) -> tuple[list[Boxes], list[Boxes]]:
+def tiles(g: Correlation, target: Target, warps: int, residents: tuple[int, int]) -> tuple[list[Boxes], list[Boxes]]:
     """The choice for the first of `residents`, and for the other: those to prefer to all else, and those only worth trying."""
-    made = [choose(g, multiprocessors, warps, resident) for resident in residents] if fits(g) else []
+    made = [choose(g, target, warps, resident) for resident in residents] if fits(g) else []
     good = bool(made) and made[0].strip(g, warps) >= FEWEST
     return (made, []) if good else ([], made)
 
 
-def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Boxes:
+def choose(g: Correlation, target: Target, warps: int, resident: int) -> Boxes:
     """The parts that finish first; a block begins with the time of two boxes."""
-    return Boxes(fewest_rounds(groups(g), g.N, warps, multiprocessors * resident, 2, MOST_PARTS))
+    return Boxes(fewest_rounds(groups(g), g.N, warps, target.multiprocessors * resident, 2, MOST_PARTS))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -87,9 +88,9 @@ def wgrad_kernel(kind: str) -> Any:
     return dwconv1d_wgrad_coalesced_kernel
 
 
-def tile(call: Call, multiprocessors: int) -> partials.Strips:
+def tile(call: Call, target: Target) -> partials.Strips:
     g = of_gradient(call)
-    return partials.strips(g.N, blocks(g.C * g.T, WARPS), multiprocessors, RESIDENT)
+    return partials.strips(g.N, blocks(g.C * g.T, WARPS), target, RESIDENT)
 
 
 def scratch(call: Call) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.series.dwconv1d.series import Correlation
@@ -28,9 +29,9 @@ class Strips:
     split: int
 
 
-def strips(units: int, per_part: int, multiprocessors: int, resident: int) -> Strips:
+def strips(units: int, per_part: int, target: Target, resident: int) -> Strips:
     """`units` of work in parts: up to four full rounds of `resident` blocks a multiprocessor, where a part is `per_part` blocks."""
-    wanted = max(1, min(units, 4 * resident * multiprocessors // per_part))
+    wanted = max(1, min(units, 4 * resident * target.multiprocessors // per_part))
     return Strips(blocks(units, blocks(units, wanted)))  # no part without work
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, types
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -101,9 +102,9 @@ def fits(g: Correlation) -> bool:
     return g.L % SEGMENT == 0 and 3 * UNIT * blocks(g.L, UNIT) <= 4 * g.L and g.T <= MOST_TAPS
 
 
-def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Segments:
+def choose(g: Correlation, target: Target, warps: int, resident: int) -> Segments:
     """The parts that finish first."""
-    return Segments(fewest_rounds(g.C, units(g), warps, multiprocessors * resident, 1, units(g)))
+    return Segments(fewest_rounds(g.C, units(g), warps, target.multiprocessors * resident, 1, units(g)))
 
 
 def in_order(steps: Sequence[Any]) -> Any:

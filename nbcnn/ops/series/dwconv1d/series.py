@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Shape
 from nbcnn.ops.kernel.elementwise import supports as within_int32
 from nbcnn.plan.shapes import numel
@@ -79,11 +80,11 @@ def of_backward(call: Call) -> tuple[Correlation, Correlation]:
     return _correlation(shape, taps, call.attrs, True, skip), _correlation(shape, taps, call.attrs, False, skip)
 
 
-def supports(call: Call) -> str | None:
+def supports(call: Call, target: Target) -> str | None:
     """None, or why no GPU variant takes the call: a filter that is not float32, an empty operand, or 2³¹ elements."""
     if any(numel(shape) == 0 for shape in (*call.in_shapes, *call.out_shapes)):
         return "an empty series"
     filters = {"dwconv1d_wgrad": call.out_dtypes[:1], "dwconv1d_bwd": (*call.in_dtypes[2:3], *call.out_dtypes[1:2])}
     if any(dtype != "float32" for dtype in filters.get(call.op, call.in_dtypes[1:2])):
         return "the filter and its gradient must be float32"
-    return within_int32(call)
+    return within_int32(call, target)

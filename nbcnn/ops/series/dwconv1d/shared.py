@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -164,17 +165,17 @@ def shared_of_gradient(g: Correlation) -> tuple[int, int, int, int]:
     return tile, pitch_dy, pitch_x, 4 * ROWS * (pitch_dy + pitch_x)
 
 
-def supports_images(call: Call) -> str | None:
-    reason = supports(call)
+def supports_images(call: Call, target: Target) -> str | None:
+    reason = supports(call, target)
     if reason:
         return reason
     taps, (_, nbytes) = call.in_shapes[1][1], shared_of_images(of_images(call))
     return None if nbytes <= MOST_SHARED else f"{taps} taps of sixteen series do not fit into shared memory"
 
 
-def tile(call: Call, multiprocessors: int) -> partials.Strips:
+def tile(call: Call, target: Target) -> partials.Strips:
     g = of_gradient(call)
-    return partials.strips(blocks(g.N, ROWS), g.C, multiprocessors, RESIDENT)
+    return partials.strips(blocks(g.N, ROWS), g.C, target, RESIDENT)
 
 
 def scratch(call: Call) -> int:

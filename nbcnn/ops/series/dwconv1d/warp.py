@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -170,8 +171,8 @@ def plan_of_images(g: Correlation) -> tuple[int, int, int]:
     return lanes, pitch, 4 * WARPS * (quads(g.T) + WARP // lanes * pitch)
 
 
-def supports_images(call: Call) -> str | None:
-    reason = supports(call)
+def supports_images(call: Call, target: Target) -> str | None:
+    reason = supports(call, target)
     if reason:
         return reason
     fits = plan_of_images(of_images(call))[2] <= MOST_SHARED
@@ -193,9 +194,9 @@ def lanes_of_gradient(g: Correlation) -> int:
     return lanes_for(g.T, 0)
 
 
-def tile(call: Call, multiprocessors: int) -> partials.Strips:
+def tile(call: Call, target: Target) -> partials.Strips:
     g = of_gradient(call)
-    return partials.strips(blocks(g.N, WARP // lanes_of_gradient(g)), blocks(g.C, WARPS), multiprocessors, RESIDENT)
+    return partials.strips(blocks(g.N, WARP // lanes_of_gradient(g)), blocks(g.C, WARPS), target, RESIDENT)
 
 
 def scratch(call: Call) -> int:

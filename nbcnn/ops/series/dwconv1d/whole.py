@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT
 from nbcnn.ops.kernel.stored import kinds, vector_io, vector_load_if
@@ -45,9 +46,9 @@ def resident(length: int) -> int:
     return 6 if length <= 48 else 5
 
 
-def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Whole:
+def choose(g: Correlation, target: Target, warps: int, resident: int) -> Whole:
     """The parts that finish first."""
-    return Whole(fewest_rounds(g.C, blocks(g.N, WARP), warps, multiprocessors * resident, 0.5, 64))
+    return Whole(fewest_rounds(g.C, blocks(g.N, WARP), warps, target.multiprocessors * resident, 0.5, 64))
 
 
 @functools.cache
