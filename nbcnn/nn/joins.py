@@ -244,6 +244,8 @@ class Losses(NoParams):
             raise UsageError(f"Losses takes two or more losses, got {self.parts!r}")
         if len({(each.needs_labels, getattr(each, "label_dtype", "int32")) for each in self.parts}) > 1:
             raise UsageError("the losses of several outputs must be all of classes or all of values: an example has one array of targets")
+        if any(getattr(each, "of_batch", False) for each in self.parts):
+            raise UsageError("the losses of several outputs are means over all examples of a batch: RMSLE, the root of one, is for one output")
         if any(getattr(each, name, None) is not None for each in self.parts for name in ("weight", "ignore_index")):
             raise UsageError("the losses of several outputs are means over all examples of a batch: weight and ignore_index are for one output")
 

@@ -15,6 +15,7 @@ import numpy as np
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.layer import NoParams, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
+from nbcnn.plan.shapes import numel
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,10 @@ class SoftmaxCrossEntropy(NoParams):
         if tape.together:
             # A rank that has no image of a last batch computes one for nothing.
             tape.emit("all_reduce", [total], [total], scope, weight=float(tape.part > 0))
-        tape.emit("weighted_xent_fprop", [y, target, weights, total], [p, value, count], scope, **attrs)
-        tape.emit("weighted_xent_dgrad", [p, target, weights, total], [dy], scope, **attrs)
-        tape.count = count
+        divisor = tape.const(f"{scope}.rows", (numel(target.shape),)) if tape.in_parts else total
+        tape.emit("weighted_xent_fprop", [y, target, weights, divisor], [p, value, count], scope, **attrs)
+        tape.emit("weighted_xent_dgrad", [p, target, weights, divisor], [dy], scope, **attrs)
+        tape.count, tape.total = count, total
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,8 @@ class RMSLE(_Forecast):
     Shapes: y (N, 1), in multiples of `unit`, and targets (N,), in readings; both float32 → a float64 scalar. Raises UsageError unless
     `unit` is positive and finite, and ShapeError for other predictions, when the network is built.
 
-    `of_batch`: the loss is no mean over examples, so the losses of parts of a batch do not add up to it.
+    `of_batch`: the loss is the root of a mean over examples, so the losses of ranks do not add up to it. Those of parts of a batch that is
+    accumulated are put together before the root is taken (`nbcnn.ops.update.accumulate`).
 
     Example:
         >>> import nbcnn

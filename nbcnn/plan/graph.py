@@ -108,7 +108,9 @@ class Tape:
     part      what this rank's examples count in the batch of all ranks, 0 to 1; in an evaluation, where ranks do not meet, 1, or 0 for a rank that
               has no example of the batch.
     together  several ranks train together, so that a loss whose mean is over something else than examples must add that up.
-    count     what the loss counts in the mean of an epoch, where a loss sets it (a float64 scalar); None: its examples.
+    count     what the loss of this rank's examples counts in the mean of an epoch, where a loss sets it (a float64 scalar); None: its examples.
+    total     where a loss sets `count`, what the examples of all ranks count (1,).
+    in_parts  the batch is computed in parts: such a loss divides each by its rows, not by `total`, which is 0 where labels of a part count nothing.
     """
 
     def __init__(self, training: bool, sync: Sync | None = None) -> None:
@@ -120,15 +122,16 @@ class Tape:
         # The names of those that layers of this part of a batch have asked for, in order.
         self.asked: dict[str, None] = {}
         self.states: dict[str, Buf] = {}
-        self.part, self.together = 1.0, False
+        self.part, self.together, self.in_parts = 1.0, False, False
         self.count: Buf | None = None
+        self.total: Buf | None = None
         # The input as the layers in front leave it that prepare it (whitening), which an autoencoder gives back; None without such layers.
         self.prepared: Buf | None = None
         self._graded: set[str] = set()
 
     def begin_part(self) -> None:
         """Begin another part of a batch: the network is recorded once more, and its gradients take the place of those of the part before."""
-        self.asked, self._graded, self.count, self.prepared = {}, set(), None, None
+        self.asked, self._graded, self.count, self.total, self.prepared = {}, set(), None, None, None
 
     def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
         """A new temporary; `Buf` explains `after_relu` and `masked`."""

@@ -23,6 +23,7 @@ from nbcnn.datasets.augment import NOTHING, Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import PLAIN, Factor, Factors
 from nbcnn.nn.params import padded
+from nbcnn.ops.update.accumulate import COUNTED
 from nbcnn.plan.arena import MOST_ARENA
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.lowering import is_short, reads_little
@@ -123,6 +124,7 @@ class Training:
         made = {f"optim.{name}": Buf(f"optim.{name}", (size,), home="state") for name in self.optimizer.moments}
         if self.part < self.batch:
             made["optim.accumulated"] = Buf("accumulated gradients", (size,), home="state")
+            made["optim.counted"] = Buf("what parts count", (COUNTED,), "float64", "state")
         if self.ema:
             made["optim.average"] = Buf("average of the weights", (size,), home="state")
         made |= {name: Buf("learning rates", (self.steps,), home="io") for name in self.rates}
@@ -184,6 +186,7 @@ class Training:
         bufs, training, several = self.bufs, split == "train", self.team.size > 1
         tape, state, sums = Tape(training), bufs[f"{split}.state"], bufs[f"{split}.sums"]
         parts = [min(self.part, batch - at) for at in range(0, batch, self.part)]
+        tape.in_parts = len(parts) > 1
         for number, size in enumerate(parts, 1):
             share, ends = self.team.share(size), number == len(parts)
             tape.sync = Sync(self.team.rank, self.team.size, share.count, share.weight) if self.sync_stats and several else None
@@ -193,12 +196,12 @@ class Training:
             if training:
                 backward()
                 if len(parts) > 1:
-                    self._accumulate(tape, share.count / batch, number == 1, ends)
+                    value = self._accumulate(tape, value, share.count, size, self.team.share(batch).weight, number == 1, ends)
                 if ends:
                     self._leave_frozen(tape)
                     self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
             attrs = {"count": share.count} | ({} if ends else {"steps": 0})
-            tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", **attrs)
+            tape.emit("advance", [value, state, sums, *([tape.count] if tape.count and ends else [])], [state, sums], "advance", **attrs)
         return Recorded(tuple(merge(drop_dead(tape.steps), self.net.fusing_ops)), bufs)
 
     def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
@@ -210,10 +213,20 @@ class Training:
         value, dy, backward = self.net.record_loss(tape, x, y)
         return value, lambda: backward(dy)
 
-    def _accumulate(self, tape: Tape, weight: float, first: bool, last: bool) -> None:
-        """Add `weight` times the gradients of a part to those of the parts before it; the last one's sum lies where the update reads gradients."""
-        grads, total = self.net.flat_grads, self.bufs["optim.accumulated"]
-        tape.emit("accumulate", [grads, total], [grads if last else total], "update", weight=weight, first=first)
+    def _accumulate(self, tape: Tape, value: Buf, images: int, examples: int, share: float, first: bool, last: bool) -> Buf:
+        """Add the gradients of a part to those of the parts before it; the last one's sum lies where the update reads gradients.
+
+        value: the loss of the part, of which this rank has so many `images` and all ranks `examples`; `share` is the rank's of the batch. Returns
+        the loss of the batch so far; what it counts is `tape.count` then.
+        """
+        grads, total, counted = self.net.flat_grads, self.bufs["optim.accumulated"], self.bufs["optim.counted"]
+        batch_loss, count = tape.temp("loss of the batch", (), "float64"), tape.temp("count of the batch", (), "float64")
+        given = [tape.count, tape.total] if tape.count and tape.total else []
+        how = {"images": images, "examples": examples, "share": share, "root": getattr(self.net.layers[-1], "of_batch", False)}
+        tape.emit("weigh_part", [value, counted, *given], [counted, batch_loss, count], "update", first=first, **how)
+        tape.emit("accumulate", [grads, total, counted], [grads if last else total], "update", first=first, last=last)
+        tape.count = count
+        return batch_loss
 
     def _record_update(self, tape: Tape, state: Buf, weight: float) -> None:
         """Add the ranks' gradients, of which this one's counts `weight`, and update the weights; nothing where there are none."""
@@ -257,7 +270,8 @@ class Training:
         kept = self._lowered(recorded, batch, self.lean)
         if not self.recompute or split != "train":
             return kept
-        losses = [step.ins[0] for step in recorded.steps if step.op == "advance"]
+        ends = "weigh_part" if batch > self.part else "advance"
+        losses = [step.ins[0] for step in recorded.steps if step.op == ends]
         steps = recomputed(recorded.steps, losses, self.net.row.ops)
         if len(steps) == len(recorded.steps):
             return kept

@@ -57,6 +57,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "series/dwconv1d/warp.py": (1, UNSIGNED),
     "svm/process.py": (1, SINGLE),
     "svm/smo.py": (2, SINGLE),
+    "update/accumulate.py": (2, SINGLE),
     "update/adam.py": (3, SINGLE),
     "update/ema.py": (1, SINGLE),
     "update/random.py": (12, PHILOX),

@@ -34,6 +34,7 @@ from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.products.winners import launch_keep_winner
 from nbcnn.ops.svm import mirror, process, rows, smo
+from nbcnn.ops.update.accumulate import COUNTED
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import lower
 from nbcnn.plan.merging import merge, with_sums
@@ -110,9 +111,14 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
     if training:
         backward(dys if len(outs) > 1 else [dys])
         total, average = (Buf(name, (layout.size,), home="state") for name in ("accumulated gradients", "average of the weights"))
+        counted = Buf("what parts count", (COUNTED,), "float64", "state")
         for part in range(1, user.parts + 1) if user.parts > 1 else ():
             result = grads if part == user.parts else total
-            tape.emit("accumulate", [grads, total], [result], "update", weight=1 / user.parts, first=part == 1)
+            found = [tape.count, tape.total] if tape.count and tape.total else []
+            how = {"images": batch // user.parts, "examples": batch // user.parts, "share": 1.0, "root": getattr(loss, "of_batch", False)}
+            whole = [tape.temp(name, (), "float64") for name in ("loss of the batch", "count of the batch")]
+            tape.emit("weigh_part", [value, counted, *found], [counted, *whole], "update", first=part == 1, **how)
+            tape.emit("accumulate", [grads, total, counted], [result], "update", first=part == 1, last=part == user.parts)
         moments = [Buf(f"optim.{name}", (layout.size,), home="state") for name in user.optimizer.moments]
         user.optimizer.record(tape, weights, grads, moments, Buf("rates", (1,), home="io"), state, layout.decayed)
         if user.ema:

@@ -1,20 +1,32 @@
-"""Gradients of the parts of a batch, added up: out = weight·g + total, and weight·g for the first part.
+"""Gradients of the parts of a batch, added up so that they are the gradient of the whole batch at once, whatever the mean of the loss is over.
 
-A batch that is computed in parts has the gradient Σ_i n_i/n·g_i, where part i has n_i of the n examples and g_i is the gradient of its mean loss.
-The parts are added in their order, in one more buffer of the gradients' layout, so the sum has the same bits every time.
+Part i has the loss L_i and the gradient g_i, both divided by c_i, and adds C_i to what the whole batch is divided by, which is known at its end. The
+parts are added in their order, in one more buffer of the gradients' layout, so the sum has the same bits every time:
 
-    accumulate        g (P), total (P) -> total, or g for the last part   (in place)                weight, first
+    a mean         of examples, or of what their labels count      L = Σ c_i·L_i / C,      g = Σ c_i·g_i / C,            C = Σ C_i
+    a root of one  L_i² is a mean over C_i = c_i examples (RMSLE)   L = √(Σ c_i·L_i² / C),  g = Σ c_i·L_i·g_i / (C·L)
+
+A batch of which nothing counts has the loss and the gradient 0. Of several ranks c_i is of this rank's examples, and C_i of all ranks'; `share`, the
+rank's part of the batch, makes its loss one that ranks can add up by their shares.
+
+    weigh_part        loss () float64, counted (4) float64[, c_i () float64, C_i (1)]
+                                             -> counted, loss () float64, share·C () float64   (in place)   images, examples, first, share, root
+    accumulate        g (P), total (P), counted (4) -> total, or g for the last part           (in place)   first, last
+
+`counted` holds between the parts: Σ c_i·L_i (of roots Σ c_i·L_i²), C so far, what the gradient of this part is multiplied by, and what the sum is
+multiplied by at the end. Without the last two operands a part counts its `images`, and those of all ranks, `examples`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.traffic import Traffic, once, size
@@ -22,21 +34,78 @@ from nbcnn.ops.ptx.vector import load4, store4
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
+COUNTED = 4
+"""Elements of `counted`."""
+LOST, TOTAL, WEIGHT, SCALE = range(COUNTED)
+
+f8: Any = types.float64
 
 
-def accumulate(g: np.ndarray, total: np.ndarray, out: np.ndarray, *, weight: float, first: bool) -> None:
-    """out (P) = weight·g + total, without total where `first`; `out` is g or total itself."""
-    added = g.dtype.type(weight) * g
-    np.copyto(out, added if first else added + total)
+def weigh_part(*operands: np.ndarray, images: int, examples: int, first: bool, share: float, root: bool) -> None:
+    """Take a part into `counted` (4) float64; loss () float64 of the batch so far, and what it counts () float64, follow."""
+    loss, counted, *given = operands[:-3]
+    made, batch_loss, count = operands[-3:]
+    own, whole = (float(given[0]), float(given[1][0])) if given else (float(images), float(examples))
+    value, (lost, total) = float(loss), (0.0, 0.0) if first else counted[:WEIGHT]
+    lost, total = lost + own * value * (value if root else 1.0), total + whole
+    divisor = share * total
+    mean = lost / divisor if divisor > 0 else 0 * lost
+    if root:
+        mean = math.sqrt(mean)
+        own, divisor = own * value, total * mean
+    else:
+        divisor = total
+    made[...] = lost, total, own, 1 / divisor if divisor > 0 else 0.0
+    batch_loss[...], count[...] = mean, share * total
+
+
+def accumulate(g: np.ndarray, total: np.ndarray, counted: np.ndarray, out: np.ndarray, *, first: bool, last: bool) -> None:
+    """out (P) = weight·g + total, without total where `first`, and times the scale where `last`; `out` is g or total itself."""
+    added = g.dtype.type(counted[WEIGHT]) * g
+    added = added if first else added + total
+    np.copyto(out, added * g.dtype.type(counted[SCALE]) if last else added)
 
 
 @functools.cache
-def accumulate_kernel(first: bool) -> Any:
-    """The kernel of the first part, which reads no total, or of the others."""
+def weigh_kernel(root: bool) -> Any:
+    """The kernel for a loss that is a mean, or the root of one."""
 
     @jit()
-    def accumulate_gradients_kernel(g, total, out, count, weight):
-        """out = weight·g + total, or weight·g for the first part.
+    def weigh_part_kernel(loss, counted, own, whole, batch_loss, count, images, examples, first, share, weighted):
+        """counted, batch_loss and count as in `weigh_part`; own[0] and whole[0] are read if `weighted`.
+
+        grid    1, block 1
+        owns    thread: all numbers
+        moves   about 100 bytes
+        """
+        value, mine, added, lost, total = loss[0], f8(images), f8(examples), f8(0), f8(0)
+        if weighted != 0:
+            mine, added = own[0], f8(whole[0])
+        if first == 0:
+            lost, total = counted[LOST], counted[TOTAL]
+        lost += mine * value * value if root else mine * value
+        total += added
+        counts = share * total
+        # A NaN stays one where nothing counts.
+        mean = lost / counts if counts > f8(0) else lost * f8(0)
+        divisor = total
+        if root:
+            mean = math.sqrt(mean)
+            mine, divisor = mine * value, total * mean
+        counted[LOST], counted[TOTAL], counted[WEIGHT] = lost, total, mine
+        counted[SCALE] = f8(1) / divisor if divisor > f8(0) else f8(0)
+        batch_loss[0], count[0] = mean, counts
+
+    return weigh_part_kernel
+
+
+@functools.cache
+def accumulate_kernel(first: bool, last: bool) -> Any:
+    """The kernel of the first part, which reads no total, of the last, which divides, or of the others."""
+
+    @jit()
+    def accumulate_gradients_kernel(g, total, counted, out, count):
+        """out = weight·g + total, or weight·g for the first part; the last one's times the scale.
 
         grid    ⌈P / 1024⌉, block 256
         owns    thread: four neighbours, and the first threads one each of the last P % 4
@@ -44,7 +113,7 @@ def accumulate_kernel(first: bool) -> Any:
         moves   12·P bytes, for the first part 8·P; 16-byte aligned arrays
         """
         thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        quads = count >> 2
+        quads, weight, scale = count >> 2, f4(counted[WEIGHT]), f4(counted[SCALE])
         if thread < quads:
             i = 4 * thread
             a, b, c, d = load4(g, i)
@@ -52,35 +121,64 @@ def accumulate_kernel(first: bool) -> Any:
             if not first:
                 s, t, u, v = load4(total, i)
                 a, b, c, d = a + s, b + t, c + u, d + v
+            if last:
+                a, b, c, d = scale * a, scale * b, scale * c, scale * d
             store4(out, i, a, b, c, d)
         j = 4 * quads + thread
         if j < count:
             value = weight * g[j]
             if not first:
                 value = value + total[j]
+            if last:
+                value = scale * value
             out[j] = value
 
     return accumulate_gradients_kernel
 
 
+def bind_weigh(call: Call) -> list[Launch]:
+    """One launch."""
+    loss, counted, *given = call.ins
+    _, batch_loss, count = call.outs
+    numbers = (np.int32(call.attrs["images"]), np.int32(call.attrs["examples"]), np.int32(call.attrs["first"]), np.float64(call.attrs["share"]))
+    # Without them the kernel reads none, and `loss` stands in for both.
+    own, whole = given or (loss, loss)
+    args = (loss, counted, own, whole, batch_loss, count, *numbers, np.int32(len(given)))
+    return [Launch(weigh_kernel(bool(call.attrs["root"])), 1, 1, args)]
+
+
 def bind(call: Call) -> list[Launch]:
     """One launch."""
-    (g, total), (out,) = call.ins, call.outs
+    (g, total, counted), (out,) = call.ins, call.outs
     count = numel(call.in_shapes[0])
-    args = (g, total, out, np.int32(count), np.float32(call.attrs["weight"]))
-    return [Launch(accumulate_kernel(bool(call.attrs["first"])), blocks(count, 4 * THREADS), THREADS, args)]
+    kernel = accumulate_kernel(bool(call.attrs["first"]), bool(call.attrs["last"]))
+    return [Launch(kernel, blocks(count, 4 * THREADS), THREADS, (g, total, counted, out, np.int32(count)))]
+
+
+def traffic_weigh(call: Call) -> list[Traffic]:
+    """Bytes of `bind_weigh`: the loss, what counts, two numbers of the parts before; four, the loss and its count out."""
+    return [once(8 + (12 if len(call.in_shapes) > 2 else 0) + (0 if call.attrs["first"] else 16), 8 * COUNTED + 16)]
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`."""
+    """Bytes of `bind`; the two numbers of `counted` come from L1."""
     return [once(size(call, "in", 0) * (1 if call.attrs["first"] else 2), size(call, "out", 0))]
 
 
-HOST, OPS = {"accumulate": host(accumulate)}, {"accumulate": Impl(bind, traffic=traffic)}
+HOST = {"weigh_part": host(weigh_part), "accumulate": host(accumulate)}
+OPS = {"weigh_part": Impl(bind_weigh, traffic=traffic_weigh), "accumulate": Impl(bind, traffic=traffic)}
 
 
 def cases(count: int = 1003) -> Iterator[Case]:
-    """The first of several parts, one between, the last."""
-    g, total = normal(18, count), normal(19, count)
-    for first, out in ((True, 1), (False, 1), (False, 0)):
-        yield Case("accumulate", "first" if first else f"into {out}", (g, total), (out,), {"weight": 0.375, "first": first}, 2)
+    """The first of several parts, one between, the last; a mean over examples, over what labels count, and a root."""
+    g, total, counted = normal(18, count), normal(19, count), np.array([3.0, 8.0, 3.0, 0.125])
+    for first, last in ((True, False), (False, False), (False, True)):
+        ends = {"first": first, "last": last}
+        yield Case("accumulate", "first" if first else "last" if last else "between", (g, total, counted), (0 if last else 1,), ends, 2)
+    loss, scalar = np.array(0.5), ((), "float64")
+    for label, given, root in (("examples", (), False), ("labels", (np.array(1.5), np.array([2.5], np.float32)), False), ("root", (), True)):
+        for first in (True, False):
+            attrs: dict[str, Any] = {"images": 4, "examples": 8, "first": first, "share": 1.0 if root else 0.5, "root": root}
+            yield Case("weigh_part", f"{label}{' first' if first else ''}", (loss, counted, *given), (1, scalar, scalar), attrs, 2)
+    nothing = {"images": 4, "examples": 8, "first": True, "share": 1.0, "root": False}
+    yield Case("weigh_part", "nothing counts", (loss, counted, np.array(0.0), np.zeros(1, np.float32)), (1, scalar, scalar), nothing)

@@ -16,8 +16,8 @@ graph stays valid. StepState is two arrays:
 
 Whoever starts an epoch (the trainer) writes EPOCH, POSITION = 0 and zero sums between two training steps.
 
-A training step that adds up the gradients of several parts of its batch advances once a part, and of all but the last by 0 steps. A loss whose
-mean is not over examples gives what it counts as `weight`.
+A training step that adds up the gradients of several parts of its batch advances once a part, and of all but the last by 0 steps: these move
+POSITION alone, and the last one accounts for the loss of the whole batch. A loss whose mean is not over examples gives what it counts as `weight`.
 
     advance           loss () float64, state, sums (4) float64[, weight () float64] -> state, sums   (in place)          count, steps
 """
@@ -43,7 +43,7 @@ f8: Any = types.float64
 
 
 def advance(*operands: np.ndarray, count: int, steps: int = 1) -> None:
-    """Account for `steps` training steps on `count` images: loss () float64, state (8) int64, sums (4) float64[, weight () float64].
+    """Account for `steps` training steps, 1 or 0, on `count` images: loss () float64, state (8) int64, sums (4) float64[, weight () float64].
 
     The last two operands, `state` and `sums` themselves, are written: the op works in place. The loss counts `weight`, without it `count`.
     """
@@ -52,16 +52,17 @@ def advance(*operands: np.ndarray, count: int, steps: int = 1) -> None:
     counted = weight[0] if weight else count
     state_out[STEP] = state[STEP] + steps
     state_out[POSITION] = state[POSITION] + count
-    sums_out[LOSS_SUM] = sums[LOSS_SUM] + loss * counted
-    sums_out[COUNT] = sums[COUNT] + counted
-    sums_out[LAST_LOSS] = loss
+    if steps:
+        sums_out[LOSS_SUM] = sums[LOSS_SUM] + loss * counted
+        sums_out[COUNT] = sums[COUNT] + counted
+        sums_out[LAST_LOSS] = loss
     if not np.isfinite(loss):
         state_out[NONFINITE] = 1
 
 
 @jit()
 def advance_kernel(loss, state, sums, weight, count, steps, weighted):
-    """STEP += steps, POSITION += count, LOSS_SUM += loss·c, COUNT += c, LAST_LOSS = loss, where c is weight[0] if `weighted`, else count.
+    """STEP += steps, POSITION += count; if steps > 0: LOSS_SUM += loss·c, COUNT += c, LAST_LOSS = loss; c is weight[0] if `weighted`, else count.
 
     grid 1, block 1; moves about 100 bytes.
     """
@@ -70,9 +71,10 @@ def advance_kernel(loss, state, sums, weight, count, steps, weighted):
         counted = weight[0]
     state[STEP] += i8(steps)
     state[POSITION] += i8(count)
-    sums[LOSS_SUM] += value * counted
-    sums[COUNT] += counted
-    sums[LAST_LOSS] = value
+    if steps > 0:
+        sums[LOSS_SUM] += value * counted
+        sums[COUNT] += counted
+        sums[LAST_LOSS] = value
     if not math.isfinite(value):
         state[NONFINITE] = i8(1)
 
@@ -93,10 +95,11 @@ HOST, OPS = {"advance": host(advance)}, {"advance": Impl(bind, traffic=traffic)}
 
 
 def cases() -> Iterator[Case]:
-    """One training step; a part of one, whose loss counts more than its images."""
+    """One training step; one whose loss counts more than its images; a part of one."""
     yield Case("advance", "64 images", (np.array(0.5), example_state(), np.arange(4.0)), (1, 2), {"count": 64})
-    part = (np.array(0.5), example_state(), np.arange(4.0), np.array(7.5))
-    yield Case("advance", "a part of 4 images", part, (1, 2), {"count": 4, "steps": 0})
+    weighted = (np.array(0.5), example_state(), np.arange(4.0), np.array(7.5))
+    yield Case("advance", "4 images that count 7.5", weighted, (1, 2), {"count": 4})
+    yield Case("advance", "a part of 4 images", weighted[:3], (1, 2), {"count": 4, "steps": 0})
 
 
 def example_state() -> np.ndarray:

@@ -85,15 +85,39 @@ def test_the_kernels_of_the_new_forms_match_the_references(device, rng, op):
 @pytest.mark.parametrize("count", [1, 11, 1025])
 def test_parts_of_a_batch_add_up(device, rng, count):
     parts, total = [rng.standard_normal(count).astype(np.float32) for _ in range(3)], np.full(count, np.nan, np.float32)
-    shares = (0.4, 0.4, 0.2)
-    want = np.zeros(count, np.float32)
-    for number, (g, share) in enumerate(zip(parts, shares, strict=True)):
-        out, attrs = (0 if number == 2 else 1), {"weight": share, "first": number == 0}
-        (made,) = run_op(accumulate.OPS["accumulate"], "accumulate", [g, total], [out], device=device, attrs=attrs)
-        total = made if out else total
-        want = np.float32(share) * g + want
-    # A product and a sum a part, which a GPU may round once: at most six roundings of numbers below 8.
-    np.testing.assert_allclose(made, want, atol=6 * 8 * EPS / 2)
+    counts, counted, scalar = (4, 4, 2), np.full(4, np.nan), ((), "float64")
+    losses = rng.uniform(1, 2, 3)
+    for number, (g, examples) in enumerate(zip(parts, counts, strict=True)):
+        first, last = number == 0, number == 2
+        attrs = {"images": examples, "examples": examples, "first": first, "share": 1.0, "root": False}
+        ins = [np.array(losses[number]), counted]
+        counted, loss, counts_of = run_op(accumulate.OPS["weigh_part"], "weigh_part", ins, [1, scalar, scalar], device=device, attrs=attrs)
+        attrs = {"first": first, "last": last}
+        (made,) = run_op(accumulate.OPS["accumulate"], "accumulate", [g, total, counted], [0 if last else 1], device=device, attrs=attrs)
+        total = total if last else made
+    # A product and a sum a part and a product at the end, of numbers below 4 · 8 · 3, a tenth of them at last.
+    np.testing.assert_allclose(made, np.average(np.float64(parts), axis=0, weights=counts), atol=7 * 10 * EPS)
+    assert (float(loss), float(counts_of)) == (pytest.approx(np.average(losses, weights=counts), rel=1e-15), 10)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("case", ["examples", "labels", "nothing", "root", "root of 0", "nan"])
+def test_the_kernel_that_weighs_parts_matches_the_reference(device, case, first):
+    own, whole = (0.0, 0.0) if case == "nothing" else (1.5, 2.5)
+    given = [] if case in ("examples", "root", "root of 0") else [np.array(own), np.array([whole], np.float32)]
+    before = np.zeros(4) if case in ("nothing", "root of 0") else np.array([3.0, 8.0, 3.0, 0.125])
+    ins = [np.array({"nan": np.nan, "root of 0": 0.0}.get(case, 0.7)), before, *given]
+    attrs = {"images": 3, "examples": 6, "first": first, "share": 1.0 if "root" in case else 0.5, "root": "root" in case}
+    scalar = ((), "float64")
+    got = run_op(accumulate.OPS["weigh_part"], "weigh_part", ins, [1, scalar, scalar], device=device, attrs=attrs)
+    want = run_op(accumulate.HOST["weigh_part"], "weigh_part", ins, [1, scalar, scalar], device=Host(), attrs=attrs)
+    for one, other in zip(got, want, strict=True):
+        # A handful of roundings of float64.
+        np.testing.assert_allclose(one, other, rtol=8 * 2**-53)
+    assert np.isnan(float(want[1])) == (case == "nan")
+    if case in ("nothing", "root of 0"):
+        assert want[0][3] == 0
+        assert float(want[1]) == 0
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.999])
