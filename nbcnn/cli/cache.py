@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,8 +84,10 @@ def _list(flags: SimpleNamespace) -> int:
     for kind, device in (("kept", kernel_store.folder()), ("precompiled", kernel_store.precompiled())):
         kernels = []
         for path in kernel_store.files_in(device):
-            stored = kernel_store.parsed(path.read_bytes())
-            kernels.append({"file": path.name, "bytes": path.stat().st_size} | (dict(stored.header) if stored else {"damaged": True}))
+            with suppress(FileNotFoundError):  # which another process has deleted meanwhile
+                content = path.read_bytes()
+                stored = kernel_store.parsed(content)
+                kernels.append({"file": path.name, "bytes": len(content)} | (dict(stored.header) if stored else {"damaged": True}))
         found[kind] = kernel_store.summary(device) | {"files": kernels}
     if flags.json:
         print(json.dumps(found))

@@ -4,6 +4,9 @@ Two hidden files stand beside what is locked while it is: NAME.lock, which the o
 with the owner's process, host, start and command. The system lets go of a lock whose process has died, whatever killed it, so on one host a dead
 owner's lock is simply taken over, with what temporary files it left. Not every file system passes locks on to other hosts: there the owner's
 line keeps others out, and only a person can know that a process of another host is gone.
+
+A file system that knows no locks (NFS without its lock daemon, some FUSE) gets a third file, NAME.pid, whose existence is the lock: it names the
+owner's process, and whoever finds it looks whether that process still runs.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,8 @@ from nbcnn.files.errors import UsageError
 WRITER = ".writer"
 """The owner's line of a whole folder."""
 _ATTEMPT_S, _POLL_S = 0.2, 0.02
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+"""What flock fails with on a file system that knows no locks."""
 
 
 class Held(UsageError):
@@ -39,30 +43,41 @@ def writing(folder: Path, name: str = WRITER, waiting: Callable[[str], None] | N
     A second writer raises Held, or with `waiting` calls it with the owner and waits until the first is done. The owner of a whole folder
     removes the temporary files of dead ones. Raises OSError if the folder cannot be written.
     """
-    from filelock import FileLock, SoftFileLock, Timeout
+    from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
     path = folder / name
-    lock: Any = FileLock(f"{path}.lock")
-    told = False
-    while True:
+    marker = Path(f"{path}.pid")
+
+    with ExitStack() as held:
+
+        def take(lock: BaseFileLock) -> None:
+            told = False
+            while True:
+                try:
+                    lock.acquire(timeout=_ATTEMPT_S, poll_interval=_POLL_S)
+                except Timeout:
+                    if waiting is None:
+                        raise Held(_refusal(path, _owner(path))) from None
+                    if not told:
+                        waiting(f"waiting for {_who(_owner(path))}, which writes in {folder}")
+                    told = True
+                else:
+                    held.callback(lock.release)
+                    return
+
+        no_locks = False
         try:
-            lock.acquire(timeout=_ATTEMPT_S, poll_interval=_POLL_S)
-        except Timeout:
-            if waiting is None:
-                raise Held(_refusal(path, _owner(path))) from None
-            if not told:
-                waiting(f"waiting for {_who(_owner(path))}, which writes in {folder}")
-            told = True
+            # filelock's own fallback would delete an existence lock that somebody else holds under the same name.
+            take(FileLock(f"{path}.lock", fallback_to_soft=False))
         except OSError as error:
-            if error.errno not in _NO_LOCKS or isinstance(lock, SoftFileLock):
+            if error.errno not in _NO_LOCKS:
                 raise
-            # A file system that knows no locks (NFS without its lock daemon): the file's existence is the lock.
-            lock = SoftFileLock(f"{path}.lock")
-        else:
-            break
-    try:
+            no_locks = True
+        if no_locks or marker.exists():
+            take(SoftFileLock(marker))
         owner = _owner(path)
-        if owner and not _is_here(owner):
+        # Without locks of the system nothing but its process says that an owner is alive, which had a lock while the file system knew them.
+        if owner and not (_is_here(owner) and not (no_locks and _runs(owner))):
             raise Held(_refusal(path, owner))
         try:
             if name == WRITER:
@@ -75,13 +90,24 @@ def writing(folder: Path, name: str = WRITER, waiting: Callable[[str], None] | N
             finally:
                 # While it is held: whoever has opened it already notices that it has no name any more, and tries again.
                 Path(f"{path}.lock").unlink(missing_ok=True)
-    finally:
-        lock.release()
 
 
 def _myself() -> dict[str, Any]:
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot(), "since": since, "command": " ".join(sys.argv)[:200]}
+    me = os.getpid()
+    return {"pid": me, "began": _began(me), "host": socket.gethostname(), "boot": _boot(), "since": since, "command": " ".join(sys.argv)[:200]}
+
+
+def _began(pid: Any) -> str:
+    """When the process `pid` of this machine began, in ticks since the machine's start; empty where there is none, or no /proc."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+    return ""
+
+
+def _runs(owner: dict[str, Any]) -> bool:
+    """Whether an owner on this machine still runs, and its number was not given to another process."""
+    return bool(owner.get("began")) and owner.get("began") == _began(owner.get("pid"))
 
 
 def _boot() -> str:
@@ -115,7 +141,8 @@ def _who(owner: dict[str, Any]) -> str:
 def _refusal(path: Path, owner: dict[str, Any]) -> str:
     there = path.parent if path.name == WRITER else path
     if owner and not _is_here(owner):
-        remedy = f"that is another host: if the process no longer runs there, remove {path} and {path}.lock, and try again"
+        files = " and ".join(str(file) for file in (path, Path(f"{path}.lock"), Path(f"{path}.pid")) if file.exists())
+        remedy = f"that is another host: if the process no longer runs there, remove {files}, and try again"
     else:
         remedy = "wait until it is done, or choose another folder"
     return f"{_who(owner)} is writing in {there}; {remedy}"

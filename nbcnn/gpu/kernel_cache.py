@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -113,22 +114,33 @@ def exposed(path: Path) -> str | None:
     others = own.st_mode & 0o077
     if others & 0o022:
         return "others may write there"
-    for entry in _entries(path):
-        found = entry.stat(follow_symlinks=False)
+    for name, found in _entries(path):
         if found.st_uid != me:
-            return f"{entry.path} in it belongs to another user"
+            return f"{name} in it belongs to another user"
         # Where nobody else may enter the folder, the modes below do not count: they follow the umask.
-        if others and found.st_mode & 0o022 and not entry.is_symlink():
-            return f"others may write {entry.path} in it"
+        if others and found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode):
+            return f"others may write {name} in it"
     return None
 
 
-def _entries(path: Path | str) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(path) as found:
-        for entry in found:
-            yield entry
-            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+def _entries(path: Path | str) -> Iterator[tuple[str, os.stat_result]]:
+    """The path and status of everything below `path`. What another process renames or removes meanwhile is left out: this process never loads it."""
+    with suppress(FileNotFoundError), os.scandir(path) as entries:
+        for entry in entries:
+            found = status(entry.path)
+            if found is None:
+                continue
+            yield entry.path, found
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
                 yield from _entries(entry.path)
+
+
+def status(path: Path | str) -> os.stat_result | None:
+    """The status of a file, a link's own; None where there is none any more. Other processes rename and remove files of the store at any time."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager
@@ -149,9 +161,14 @@ def locked() -> Iterator[None]:
 
 def _forget_old(root: Path) -> None:
     """Delete all but the most recently used folders of other versions."""
-    by_use = sorted(root.glob("kernels-*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in by_use[KEPT + 1 :]:
+    for path, _ in by_use(root.glob("kernels-*"))[KEPT + 1 :]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def by_use(paths: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
+    """Paths that are still there, with their status; the last used first."""
+    there = [(path, found) for path in paths if (found := status(path)) is not None]
+    return sorted(there, key=lambda each: each[1].st_mtime, reverse=True)
 
 
 def clear() -> tuple[int, int]:
@@ -160,9 +177,10 @@ def clear() -> tuple[int, int]:
     if place is None:
         return 0, 0
     folders = set(place.parent.glob("kernels-*")) if place.name.startswith("kernels-") else {place}
-    found = [path for each in folders for path in each.glob("*.kernel")]
-    nbytes = 0
-    for path in found:
-        nbytes += path.stat().st_size
-        path.unlink(missing_ok=True)
-    return len(found), nbytes
+    sizes = []
+    for path in (path for each in folders for path in each.glob("*.kernel")):
+        with suppress(FileNotFoundError):  # which another process has deleted meanwhile
+            nbytes = path.stat().st_size
+            path.unlink()
+            sizes.append(nbytes)
+    return len(sizes), sum(sizes)

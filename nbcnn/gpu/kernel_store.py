@@ -188,10 +188,9 @@ def keep(wanted: Wanted, stored: Stored, target: Path | None = None) -> None:
 def trim(limit: int = LIMIT) -> None:
     """Delete the kernels of the user's folder that have not been used for longest, until `limit` bytes are left."""
     with suppress(OSError):
-        files = sorted(((path.stat(), path) for path in files_in(folder())), key=lambda each: each[0].st_mtime, reverse=True)
         kept = 0
-        for status, path in files:
-            kept += status.st_size
+        for path, found in kernel_cache.by_use(files_in(folder())):
+            kept += found.st_size
             if kept > limit:
                 path.unlink(missing_ok=True)
 
@@ -228,7 +227,7 @@ def package_folder(target: Path) -> Path:
 
 def summary(target: Path | None) -> dict[str, Any]:
     """A folder of kernels in numbers: path (None where nothing can be kept), how many, bytes in all."""
-    sizes = [path.stat().st_size for path in files_in(target)]
+    sizes = [found.st_size for _, found in kernel_cache.by_use(files_in(target))]
     return {"path": None if target is None else str(target), "kernels": len(sizes), "bytes": sum(sizes)}
 
 

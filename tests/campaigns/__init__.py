@@ -12,6 +12,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "files",
     "kills",
     "signals",
+    "store",
     "strangers",
     "writers",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -17,8 +19,12 @@ from nbcnn.files import atomic, lock
 from nbcnn.files.lock import WRITER, Held, writing
 
 HOLDER = """
-import sys
+import fcntl, sys
 from pathlib import Path
+if len(sys.argv) > 2:
+    def flock(*_):
+        raise OSError(int(sys.argv[2]), "no locks")
+    fcntl.flock = flock
 from nbcnn.files import atomic
 from nbcnn.files.lock import writing
 folder = Path(sys.argv[1])
@@ -29,9 +35,10 @@ with writing(folder):
 """
 
 
-def holder(folder):
-    """A process that holds `folder` until it is told a line, or killed."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def holder(folder, *no_locks):
+    """A process that holds `folder` until it is told a line, or killed; with an error number its flock fails with that."""
+    words = [sys.executable, "-c", HOLDER, str(folder), *map(str, no_locks)]
+    process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     return process
 
@@ -84,6 +91,54 @@ def test_a_lock_of_another_host_stays_and_the_message_says_how_to_remove_it(tmp_
 @pytest.mark.parametrize("line", [b"", b"\xff", b"[" * 100_000, b"3"])
 def test_an_owners_line_that_cannot_be_read_keeps_nobody_out(tmp_path, line):
     (tmp_path / WRITER).write_bytes(line)
+    with writing(tmp_path):
+        pass
+    assert files(tmp_path) == []
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS], ids=errno.errorcode.get)
+def no_locks(request, monkeypatch):
+    """The number of the error with which flock fails in this process."""
+
+    def flock(*_):
+        raise OSError(request.param, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    return request.param
+
+
+def test_a_file_system_without_locks_has_one_writer_at_a_time(tmp_path, no_locks):
+    for _ in range(2):
+        with writing(tmp_path):
+            with pytest.raises(Held, match=rf"process {os.getpid()} on .* is writing in {tmp_path}; wait"), writing(tmp_path):
+                pass
+            assert files(tmp_path) == [WRITER, f"{WRITER}.lock", f"{WRITER}.pid"]
+        assert files(tmp_path) == []
+    with holder(tmp_path, no_locks) as process:
+        for _ in range(2):
+            with pytest.raises(Held, match=rf"process {process.pid} on"), writing(tmp_path):
+                pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with writing(tmp_path):
+        assert json.loads((tmp_path / WRITER).read_text())["pid"] == os.getpid()
+    assert files(tmp_path) == []
+
+
+def test_a_file_system_that_loses_its_locks_for_a_while_has_one_writer_too(tmp_path, monkeypatch):
+    with holder(tmp_path, errno.ENOLCK) as process:  # who comes next has locks again
+        with pytest.raises(Held, match=rf"process {process.pid} on"), writing(tmp_path):
+            pass
+        process.kill()
+    with holder(tmp_path) as process:  # which had locks
+
+        def flock(*_):
+            raise OSError(errno.ENOLCK, "no locks")
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with pytest.raises(Held, match=rf"process {process.pid} on"), writing(tmp_path):
+            pass
+        process.kill()
     with writing(tmp_path):
         pass
     assert files(tmp_path) == []

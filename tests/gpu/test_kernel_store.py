@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import played_driver
 import pytest
 
-from nbcnn.gpu import compile_pool, device, driver, identity, kernel_store
+from nbcnn.cli import cache
+from nbcnn.gpu import compile_pool, device, driver, identity, kernel_cache, kernel_store
 from nbcnn.gpu.kernel_store import Stored, Wanted, parsed
 from nbcnn.gpu.language import jit
 from nbcnn.ops.activations.relu import relu
@@ -111,6 +115,30 @@ def test_the_store_is_bounded_and_what_was_used_last_stays(store):
         os.utime(path, (1e9 - age, 1e9 - age))
     kernel_store.trim(250)
     assert sorted(path.name for path in store.iterdir()) == ["k-0.kernel", "k-1.kernel"]
+
+
+def test_files_that_another_process_removes_while_they_are_counted_are_left_out(store, monkeypatch):
+    kernel_store.keep(WANTED, stored())
+    (there,) = store.iterdir()
+    nbytes, listed, scan = there.stat().st_size, Path.glob, os.scandir
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [*listed(self, pattern), self / "removed.kernel"])
+    assert kernel_store.summary(store) == {"path": str(store), "kernels": 1, "bytes": nbytes}
+    kernel_store.trim(nbytes)
+    assert cache._list(SimpleNamespace(arch=None, multiprocessors=None, into=None, models=[], json=True)) == 0
+
+    @contextlib.contextmanager
+    def scandir(path):
+        (store / "renamed.tmp").touch()
+        with scan(path) as entries:
+            found = list(entries)
+        (store / "renamed.tmp").unlink()
+        yield found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        assert kernel_cache.exposed(store) is None
+    assert there.exists()
+    assert kernel_cache.clear() == (1, nbytes)
 
 
 # What a kernel is
