@@ -31,7 +31,7 @@ from nbcnn.classify.features import (
     identity,
     mirrored_path,
 )
-from nbcnn.files.atomic import DiskFull, replace_bytes, temporary
+from nbcnn.files.atomic import DiskFull, named, replace_bytes, temporary
 
 AHEAD = 8
 """Blocks that wait to be hashed and written: the GPU makes the next ones meanwhile. Blocks that stay in memory anyway may all wait."""
@@ -181,7 +181,7 @@ class FeatureWriter:
     def _explained(self, error: OSError) -> OSError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull(f"{self.path} needs {self.nbytes:,} bytes and the disk is full; features already in {self.folder} are untouched")
-        return error
+        return OSError(error.errno, f"cannot be saved ({error.strerror or error})", str(self.path))
 
     def _finish(self) -> dict[str, Any]:
         """Make the temporary file durable and describe it. Raises ValueError if rows are missing."""
@@ -204,7 +204,8 @@ class FeatureWriter:
             # On a full disk the buffer cannot be flushed; the file goes away anyway.
             with contextlib.suppress(OSError):
                 file.close()
-        self.partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.partial.unlink(missing_ok=True)
 
     def __enter__(self) -> FeatureWriter:
         return self
@@ -218,7 +219,7 @@ class FeaturePart:
     context ends."""
 
     def __init__(self, partial: Path, split: str, first: int, width: int) -> None:
-        self.split, self.rows, self._width = split, first, width
+        self.split, self.rows, self._width, self._path = split, first, width, partial
         self._file = open(partial, "r+b")  # noqa: SIM115
         self._file.seek(HEADER_BYTES + 4 * first * width)
 
@@ -233,7 +234,7 @@ class FeaturePart:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._file:
+        with named(self._path), self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -275,11 +276,13 @@ def publish(
         "origin": origin.noted(),
     }
     for name, writer in writers.items():
-        os.replace(writer.partial, writer.path)
+        with named(writer.path):
+            os.replace(writer.partial, writer.path)
         if writer.storage == "npy" and writer.labels is not None:
             replace_bytes(folder / f"{name}_labels.npy", _npy_bytes(writer.labels))
     for writer in mirrored or ():
-        os.replace(writer.partial, writer.path)
+        with named(writer.path):
+            os.replace(writer.partial, writer.path)
     replace_bytes(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
     for name in SPLITS:
         stale = [f"features_{name}.csv"] if train.storage == "npy" else [f"{name}_features.npy", f"{name}_labels.npy"]

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nbcnn.datasets.dataset import DataMissing, Log
-from nbcnn.files import lock
+from nbcnn.files import atomic, lock
 
 _CHUNK = 1 << 16
 _REPORT_S = 30.0
@@ -287,8 +287,9 @@ def _finish(part: Path, target: Path, size: int, md5: str) -> bool:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
         if file.tell() == size and digest.hexdigest() == md5:
-            os.fsync(file.fileno())
-            os.replace(part, target)
+            with atomic.named(target):
+                os.fsync(file.fileno())
+                os.replace(part, target)
             return True
     part.unlink()
     return False

@@ -11,7 +11,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,11 +51,12 @@ def remove_leftovers(folder: Path) -> None:
 def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
     """Let `write` fill a file of `nbytes` bytes, then put it in place of `path`.
 
-    Raises DiskFull before writing if the folder's file system has not that much room, or when it runs out on the way;
-    whatever is raised, the temporary file is gone and the old file stands.
+    Raises DiskFull before writing if the folder's file system has not that much room, or when it runs out on the way, and OSError, which names
+    `path`, for what else the system refuses. Whatever is raised before the rename, the temporary file is gone and the old file stands.
     """
     partial = temporary(path)
-    free = shutil.disk_usage(path.parent).free
+    with named(path):
+        free = shutil.disk_usage(path.parent).free
     if free < nbytes:
         raise DiskFull(f"{path} needs {nbytes:,} bytes, {free:,} are free; the previous file, if any, is untouched")
     try:
@@ -64,22 +66,36 @@ def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # of a file system that takes no more changes; the first error says what is wrong
+            partial.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"{path} needs {nbytes:,} bytes and the disk is full; the previous file, if any, is untouched") from error
-        raise
+        with named(path, "; the previous file, if any, is untouched"):
+            raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def named(path: Path, more: str = "") -> Iterator[None]:
+    """A context whose errors of the system are about `path`, the file that was to be saved, not about a temporary name or none at all."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DiskFull):
+            raise
+        raise OSError(error.errno, f"cannot be saved ({error.strerror or error}){more}", str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on the disk; Windows does that by itself, and opens no folder."""
     if os.name == "nt":
         return
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    with named(folder):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def replace_bytes(path: Path, content: bytes) -> None:

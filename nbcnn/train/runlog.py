@@ -12,7 +12,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class RunFolder:
         self.segmentation = self.path / "segmentation.png"
         self._csv, self._jsonl = self.path / "metrics.csv", self.path / "metrics.jsonl"
         self._held = False
+        self._config: dict[str, Any] = {}
 
     def is_taken(self) -> bool:
         """True if something with this name exists and is not an empty folder. Hidden files do not count: a killed run may leave only its lock."""
@@ -100,6 +101,13 @@ class RunFolder:
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         # The command may name files in bytes that are no UTF-8, which Python holds as lone surrogates: as \udcff they are JSON again.
         atomic.replace_bytes(self.config_path, text.encode(errors="backslashreplace"))
+        self._config = dict(config)
+
+    def amend_config(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Put what `change` makes of config.json in its place; where somebody removed it in the meantime, of what this process wrote or read last."""
+        before = self._config if self._config and not self.config_path.exists() else self.read_config()
+        if (after := change(before)) != before or not self.config_path.exists():
+            self.write_config(after)
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.json. Raises RunError if it is missing, or does not say what was trained on which data."""
@@ -118,20 +126,23 @@ class RunFolder:
             document.fits(config, _FORM, str(self.config_path))
         except document.DocumentError as error:
             raise RunError(f"{error}; it is damaged, or of another version") from None
+        self._config = config
         return config
 
-    def append(self, row: Row) -> None:
-        """Add one epoch's metrics to both files; the lines of JSON are then on the disk, for the checkpoint that counts on them."""
-        new = not self._jsonl.exists()
-        with open(self._jsonl, "a") as file:
-            file.write(json.dumps(row) + "\n")
+    def append(self, rows: Sequence[Row]) -> None:
+        """Add the last of `rows`, one epoch's metrics, to both files; the lines of JSON are then on the disk, for the checkpoint that counts on them.
+
+        A file that somebody removed in the meantime is written anew with all `rows`.
+        """
+        if not (self._jsonl.exists() and self._csv.exists()):
+            self.rewrite(rows)
+            return
+        with atomic.named(self._jsonl), open(self._jsonl, "a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        if new:
-            atomic.sync_folder(self.path)
-        new = not self._csv.exists()
-        with open(self._csv, "a", newline="") as file:
-            file.write(_csv_lines([row], header=new))
+        with atomic.named(self._csv), open(self._csv, "a", newline="") as file:
+            file.write(_csv_lines(rows[-1:], header=False))
 
     def rows(self) -> list[Row]:
         """The metrics so far; lines that are cut short or damaged are left out."""
@@ -200,8 +211,8 @@ class InMemory(RunFolder):
         if path.name == BEST:
             self.kept[path.name] = tensors
 
-    def append(self, row: Row) -> None:
-        """Nothing: the trainer has the row."""
+    def append(self, rows: Sequence[Row]) -> None:
+        """Nothing: the trainer has the rows."""
 
     def rows(self) -> list[Row]:
         """None: a run in memory is never continued from its folder."""

@@ -334,7 +334,7 @@ class Trainer:
         best = all(epoch.loss < loss_of(row) for row in self.rows)
         self.rows.append(epoch.row())
         if self.team.leads:
-            self.run.append(self.rows[-1])
+            self.run.append(self.rows)
         if best:
             self._save(snapshot, self.run.best)
         self._save(snapshot, self.run.last)

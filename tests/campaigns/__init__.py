@@ -14,5 +14,6 @@ CAMPAIGNS: tuple[str, ...] = (
     "signals",
     "store",
     "strangers",
+    "systems",
     "writers",
 )

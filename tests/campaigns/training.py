@@ -20,6 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -47,17 +48,17 @@ def small(channels: int, *_: int) -> list[Any]:
     return [Conv2d(4, 3, padding=1, in_channels=channels), ReLU(), Conv2d(channels, 3, padding=1, in_channels=4), MSE()]
 
 
-def begun(words: Sequence[Any], *, quick: bool) -> Any:
-    """A process that trains with `words`, the `small` network if it is to be `quick`, and says nothing."""
+def begun(words: Sequence[Any], *, quick: bool, within: AbstractContextManager[Any] | None = None, said: str = os.devnull) -> Any:
+    """A process that trains with `words`, the `small` network if it is to be `quick`, `within` a context; what it says goes to the file `said`."""
     _prepare()
-    process = get_context("fork").Process(target=_forked, args=(list(map(str, words)), quick))
+    process = get_context("fork").Process(target=_forked, args=(list(map(str, words)), quick, within or contextlib.nullcontext(), said))
     process.start()
     return process
 
 
-def finished(words: Sequence[Any], *, quick: bool) -> int:
+def finished(words: Sequence[Any], *, quick: bool, within: AbstractContextManager[Any] | None = None, said: str = os.devnull) -> int:
     """The exit code of that process."""
-    process = begun(words, quick=quick)
+    process = begun(words, quick=quick, within=within, said=said)
     process.join(300)
     assert process.exitcode is not None, f"train.py {' '.join(map(str, words))} hangs"
     return int(process.exitcode)
@@ -115,11 +116,14 @@ def trained(words: Sequence[str], *, quick: bool) -> int:
         return exits(train, words)
 
 
-def _forked(words: list[str], quick: bool) -> None:
-    with open(os.devnull, "w") as nothing:
+def _forked(words: list[str], quick: bool, within: AbstractContextManager[Any], said: str) -> None:
+    with open(said, "w") as file:
         for number in (1, 2):
-            os.dup2(nothing.fileno(), number)
-    os._exit(trained(words, quick=quick))
+            os.dup2(file.fileno(), number)
+    with within:
+        code = trained(words, quick=quick)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

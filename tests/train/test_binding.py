@@ -3,8 +3,10 @@ on."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scripts import TINY, exits, extract, message, train
 
+from nbcnn.cli.errors import message as message_of
+from nbcnn.files import atomic
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.losses import MSE
@@ -221,17 +225,58 @@ def test_metrics_that_were_edited_are_refused(run, line):
 
 
 def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path, monkeypatch):
-    from nbcnn.files import atomic
     from nbcnn.train import runlog
 
     order, folder = [], RunFolder(tmp_path / "run")
     folder.path.mkdir()
+    rows = [{"epoch": epoch, "step": 2 * epoch, "train_loss": 1.0, "test_loss": 1.0, "seconds": 1.0} for epoch in (1, 2)]
+    folder.append(rows[:1])  # which makes both files, whole
     real = runlog.os.fsync
     monkeypatch.setattr(runlog.os, "fsync", lambda number: order.append((folder.path / "metrics.jsonl").read_text().count("\n")) or real(number))
     monkeypatch.setattr(atomic, "replace", lambda *_: order.append("checkpoint"))
-    folder.append({"epoch": 1, "step": 2, "train_loss": 1.0, "test_loss": 1.0, "seconds": 1.0})
+    folder.append(rows)
     checkpoint.save(folder.last, {}, {})
-    assert order == [1, 1, "checkpoint"], "the line's, then the folder's, because the file is new"
+    assert order == [2, "checkpoint"]
+
+
+@pytest.mark.parametrize("names", [["metrics.jsonl"], ["metrics.csv", "config.json"]])
+def test_files_that_somebody_removes_while_a_run_goes_on_are_written_again(tmp_path, names, monkeypatch, capsys):
+    run, real = tmp_path / "run", checkpoint.save
+
+    def save(path, tensors, metadata):
+        if path.name == LAST and metadata["epochs_done"] == "1":
+            for name in names:
+                (path.parent / name).unlink()
+        return real(path, tensors, metadata)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    assert exits(train, [*TINY, "--epochs", "2", "--quiet", "--out", run]) == 0
+    rows = RunFolder(run).rows()
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert exits(train, [*RESUME, run]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert RunFolder(run).rows() == rows
+    config = RunFolder(run).read_config()
+    assert (config["flags"]["epochs"], "used_bytes" in config) == (2, True)
+    assert (run / "metrics.csv").read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize(("name", "number"), [("fsync", errno.EIO), ("replace", errno.EROFS), ("replace", errno.ENOSPC)])
+def test_a_file_that_can_no_longer_be_saved_is_named_and_the_run_goes_on_from_the_one_before(tmp_path, name, number, monkeypatch):
+    real = getattr(os, name)
+
+    def call(*given):
+        if RunFolder(tmp_path).rows():  # from the end of the first epoch on
+            raise OSError(number, os.strerror(number))
+        return real(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, name, call)
+        with pytest.raises(OSError, match=rf"{tmp_path}") as raised:
+            made(tmp_path).fit()
+    assert isinstance(raised.value, atomic.DiskFull) == (number == errno.ENOSPC)
+    assert ".tmp" not in message_of(raised.value)
+    assert not list(tmp_path.glob(".*"))
 
 
 # -- going on
