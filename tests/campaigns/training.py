@@ -120,9 +120,9 @@ def _forked(words: list[str], quick: bool, within: AbstractContextManager[Any], 
     with open(said, "w") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
-    with within:
-        code = trained(words, quick=quick)
-    sys.stderr.flush()
+        # In a test sys.stderr is no longer the file of number 2.
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file), within:
+            code = trained(words, quick=quick)
     os._exit(code)
 
 
