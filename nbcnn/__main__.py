@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from nbcnn import __version__
 from nbcnn.cli.errors import USAGE
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import call_as, nearest
 
 COMMANDS = {
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     if name not in COMMANDS:
-        print(f"nbcnn: error: no command {name!r}{nearest(name, tuple(COMMANDS))}\n  python -m nbcnn --help lists them", file=sys.stderr)
+        print(f"nbcnn: error: no command {quoted(name)}{nearest(name, tuple(COMMANDS))}\n  python -m nbcnn --help lists them", file=sys.stderr)
         return USAGE
     return int(importlib.import_module(f"nbcnn.cli.{name}").main(rest))
 

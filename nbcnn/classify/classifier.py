@@ -37,6 +37,7 @@ from nbcnn.classify.pipeline import Outcome, finite
 from nbcnn.classify.processing import Processing, parse
 from nbcnn.classify.ridge import RidgeMachine
 from nbcnn.classify.scale import Scaler
+from nbcnn.files.quote import quoted
 from nbcnn.nn import models
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint, saved_net
@@ -172,7 +173,7 @@ class Classifier:
 
         model = self.origin.model or "autoencoder"  # features that do not name their model are of the time when there was no other
         if self.origin.layer is None and model not in models.CODES:
-            raise ClassifierError(f"the classifier's features do not say which layer of the model {model!r} made them: extract them again")
+            raise ClassifierError(f"the classifier's features do not say which layer of the model {quoted(model)} made them: extract them again")
         path = path or Path(self.origin.run) / Path(self.origin.checkpoint).name
         try:
             saved = checkpoint.read(path)
@@ -272,7 +273,7 @@ def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], fea
     samples, mirrored = int(found["samples"]), found["kernel"] == _MIRRORED
     # The versions before processing say by themselves which kernel they have.
     if found["kernel"] not in (_RBF, _MIRRORED) or (found["version"] != _PROCESSED_VERSION and mirrored != (found["version"] == _MIRRORED_VERSION)):
-        raise ValueError(f"kernel {found['kernel']!r} is not known")
+        raise ValueError(f"kernel {quoted(found['kernel'])} is not known")
     if found["machine"] == _RIDGE:
         # As pairs: every class one, to which all samples belong.
         count = len(tensors["classes"])
@@ -281,7 +282,7 @@ def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], fea
             raise ValueError("its arrays do not belong together")
         tensors["dual"], tensors["intercept"], tensors["pairs"] = tensors["dual"].T.reshape(-1), np.zeros(count), np.zeros((count, 2), np.int32)
     elif found["machine"] != _SVC:
-        raise ValueError(f"machine {found['machine']!r} is not known")
+        raise ValueError(f"machine {quoted(found['machine'])} is not known")
     pairs, support, offsets = tensors["pairs"], tensors["support"], tensors["offsets"]
     gamma, C, origin = float(found["gamma"]), float(found["C"]), json.loads(found["origin"])
     classes, mean, scale = tensors["classes"], tensors["mean"], tensors["scale"]
@@ -328,7 +329,7 @@ def _process_of(tensors: dict[str, np.ndarray], found: dict[str, str], width: in
     """The fitted steps in a file of features of `width` values. Raises ValueError."""
     process = parse(found["process"], json.loads(found["code_shape"]))
     if process is None or process.width != width:
-        raise ValueError(f"processing {found['process']!r} does not go with {width} features")
+        raise ValueError(f"processing {quoted(found['process'])} does not go with {width} features")
     arrays = {name.removeprefix(_PROCESS): array for name, array in tensors.items() if name.startswith(_PROCESS)}
     return replace(process, arrays=arrays).checked()
 

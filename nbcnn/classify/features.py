@@ -28,6 +28,7 @@ import numpy as np
 
 from nbcnn.datasets import DataCorrupt, DataMissing
 from nbcnn.files import document, npy, regular
+from nbcnn.files.quote import quoted
 
 SPLITS = ("train", "test")
 STORAGES = ("npy", "csv")
@@ -175,9 +176,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
         index = document.load(path)
         document.fits(index, {"format": str, "version": int}, '"features"')
         if index["format"] != FORMAT:
-            raise ValueError(f'"format" is {index["format"]!r}, not {FORMAT!r}')
+            raise ValueError(f'"format" is {quoted(index["format"])}, not {FORMAT!r}')
         if index["version"] not in (VERSION, MIRRORED_VERSION):
-            raise ValueError(f'"version" is {index["version"]!r}, this program reads {VERSION} and {MIRRORED_VERSION}')
+            raise ValueError(f'"version" is {quoted(index["version"])}, this program reads {VERSION} and {MIRRORED_VERSION}')
         document.fits(index, _FORM, '"features"')
         counts = [index["splits"][name]["count"] for name in SPLITS]
         if index["storage"] not in STORAGES or index["width"] < 1 or min(counts) < 0 or max(counts) * index["width"] >= _MOST_VALUES:

@@ -26,6 +26,7 @@ import numpy as np
 
 from nbcnn.classify.scale import Scaler, measured
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.ops.svm import process
 
@@ -44,10 +45,10 @@ def names_of(text: str) -> tuple[str, ...]:
     for step in steps:
         if found := _WHITENED.fullmatch(step):
             if not 0 < float(found[1]) < 1e6:
-                raise UsageError(f"step {step!r}: behind cw stands a number above 0, what is added to the variances in units of their mean")
+                raise UsageError(f"step {quoted(step)}: behind cw stands a number above 0, what is added to the variances in units of their mean")
         elif step not in STEPS:
             known = f"{', '.join(STEPS)} (or another number behind cw)"
-            raise UsageError(f"no processing step {step!r}{nearest(step, STEPS)}; steps are {known}, joined by +")
+            raise UsageError(f"no processing step {quoted(step)}{nearest(step, STEPS)}; steps are {known}, joined by +")
     return steps
 
 
@@ -89,7 +90,7 @@ class Processing:
         for name in wanted.keys() | self.arrays.keys():
             array = self.arrays.get(name)
             if array is None or array.dtype != np.float32 or array.shape != wanted.get(name) or not np.isfinite(array).all():
-                raise ValueError(f"statistics {name!r} of processing {self.name} are missing, of another shape, or not finite")
+                raise ValueError(f"statistics {quoted(name)} of processing {self.name} are missing, of another shape, or not finite")
         return self
 
     def applied(self, rows: np.ndarray) -> np.ndarray:
@@ -115,7 +116,7 @@ def parse(text: str, shape: Sequence[int]) -> Processing | None:
         return None
     made = tuple(int(extent) for extent in shape)
     if len(made) != 3 and (wrong := [step for step in steps if step.startswith(_OF_MAPS)]):
-        raise UsageError(f"step {wrong[0]!r} takes maps (C, H, W), the features are of shape {made}; std, sqrt and l2 take those")
+        raise UsageError(f"step {quoted(wrong[0])} takes maps (C, H, W), the features are of shape {made}; std, sqrt and l2 take those")
     return Processing(steps, made)
 
 
@@ -196,7 +197,7 @@ def run(engine: Engine, processing: Processing) -> Processing:
 
 def _finite(step: str, *found: np.ndarray) -> None:
     if not all(np.isfinite(each).all() for each in found):
-        raise ValueError(f"processing step {step!r}: the features' means or variances are too large for float32")
+        raise ValueError(f"processing step {quoted(step)}: the features' means or variances are too large for float32")
 
 
 def whitener_of(covariance: np.ndarray, share: float) -> np.ndarray:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from nbcnn.cli.process import ENDED, end_soon, unwritten
+from nbcnn.files.quote import printable
 from nbcnn.gpu import faults
 from nbcnn.train.interrupt import Unwinding
 
@@ -85,7 +86,7 @@ def guarded(command: Callable[[], int], without_gpu: str | Callable[[], str] = M
             raise
         if os.environ.get("NBCNN_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
-        print(f"nbcnn: error: {message(error, without_gpu)}", file=sys.stderr)
+        print(printable(f"nbcnn: error: {message(error, without_gpu)}"), file=sys.stderr)
         if faults.explained(error):
             faults.freed_in_silence()
         return exit_code(error)

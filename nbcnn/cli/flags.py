@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from nbcnn import __version__
 from nbcnn.cli import errors
+from nbcnn.files.quote import printable, quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.plan import names
 
@@ -49,11 +50,11 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             name = unknown[0].split("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
-            self.error(f"no flag or argument {unknown[0]!r}{nearest(name, known) if name.startswith('-') else ''}")
+            self.error(f"no flag or argument {quoted(unknown[0])}{nearest(name, known) if name.startswith('-') else ''}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        print(f"nbcnn: error: {message}\n  {self.prog} --help lists every flag", file=sys.stderr)
+        print(printable(f"nbcnn: error: {message}\n  {self.prog} --help lists every flag"), file=sys.stderr)
         raise SystemExit(errors.USAGE)
 
 
@@ -99,7 +100,7 @@ def one_of(*names: str) -> Callable[[str], str]:
     def convert(text: str) -> str:
         if text in names:
             return text
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{nearest(text, names)}")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is none of {', '.join(names)}{nearest(text, names)}")
 
     convert.metavar = "{" + ",".join(names) + "}"  # type: ignore[attr-defined]
     return convert
@@ -116,18 +117,18 @@ def some_of(*names: str) -> Callable[[str], tuple[str, ...]]:
     return convert
 
 
-def count(least: int, below: int | None = None) -> Callable[[str], int]:
+def count(least: int, below: int = 1 << 31) -> Callable[[str], int]:
     """A converter to an int of at least `least`, and less than `below`; 1,024 and 1_024 are fine."""
 
     def convert(text: str) -> int:
         try:
             value = int(text.replace(",", ""))
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is no whole number") from None
         if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is below {least}")
-        if below is not None and value >= below:
-            raise argparse.ArgumentTypeError(f"{text} is not below {below:,}")
+            raise argparse.ArgumentTypeError(f"{quoted(value)} is below {least}")
+        if value >= below:
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not below {below:,}")
         return value
 
     convert.metavar = "N"  # type: ignore[attr-defined]
@@ -141,12 +142,12 @@ def real(least: float, below: float = math.inf, exclusive: bool = False) -> Call
         try:
             value = float(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is no number") from None
         if math.isinf(value):
-            raise argparse.ArgumentTypeError(f"{text} is not finite")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not finite")
         if math.isnan(value) or value < least or value >= below or (exclusive and value == least):
             bounds = f"{'more than' if exclusive else 'at least'} {least:g}" + (f" and less than {below:g}" if below < math.inf else "")
-            raise argparse.ArgumentTypeError(f"{text} is not {bounds}")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is not {bounds}")
         return value
 
     convert.metavar = "X"  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import called
 
 SUMMARY = "Make a saved model of an ONNX file; nodes that are not taken are named, all at once."
@@ -22,7 +23,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     """NAME=C,H,W as (name, shape)."""
     name, _, sizes = text.rpartition("=")
     if not name or not all(size.isdecimal() and int(size) for size in sizes.split(",")):
-        raise ValueError(f"{text!r} is not NAME=C,H,W")
+        raise ValueError(f"{quoted(text)} is not NAME=C,H,W")
     return name, tuple(int(size) for size in sizes.split(","))
 
 

@@ -22,6 +22,7 @@ from typing import BinaryIO
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import Parser, count, flag
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.ranks.environment import token
 from nbcnn.ranks.meeting import LOST
@@ -83,7 +84,7 @@ def words(command: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", "nbcnn", *command]
     if not first.endswith(".py") and first not in AROUND and os.sep not in first:
         known = f"{', '.join(SHARED)}, or a script (train.py …); another program is given with its path, as ./{first}"
-        raise UsageError(f"{first!r} is nothing that ranks share: {known}{nearest(first, SHARED)}")
+        raise UsageError(f"{quoted(first)} is nothing that ranks share: {known}{nearest(first, SHARED)}")
     return [sys.executable, *command] if command[0].endswith(".py") else list(command)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import called
 
 INDEX = "pipeline.json"
@@ -79,7 +80,7 @@ def read(folder: Path) -> dict[str, Any]:
     found = document.load(folder / INDEX)
     document.fits(found, _FORM, f"{folder / INDEX}")
     if (found["format"], found["version"]) != (_FORMAT, _VERSION):
-        raise document.DocumentError(f"{folder / INDEX} is of format {found['format']!r}, version {found['version']}")
+        raise document.DocumentError(f"{folder / INDEX} is of format {quoted(found['format'])}, version {found['version']}")
     return dict(found)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli.errors import DATA, OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
+from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -206,9 +207,9 @@ def _told(
         print(json.dumps({"run": str(flags.run), "images": rows, "problems": problems}))
     else:
         for row in rows:
-            print(_line(row))
+            print(printable(_line(row)))
     for problem in problems:
-        print(f"nbcnn: error: {problem}", file=sys.stderr)
+        print(printable(f"nbcnn: error: {problem}"), file=sys.stderr)
     return DATA if problems else OK
 
 

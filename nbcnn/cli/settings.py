@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from nbcnn.files import regular
+from nbcnn.files.quote import brief, quoted
 from nbcnn.files.suggest import nearest
+
+LARGEST = 1 << 20
+"""Bytes of a file of settings at most."""
+_DEEPEST = 8
+"""Tables within tables at most; one level suffices for a file in parts."""
 
 
 def merge(parser: argparse.ArgumentParser, given: Any, path: str) -> None:
@@ -17,35 +23,38 @@ def merge(parser: argparse.ArgumentParser, given: Any, path: str) -> None:
     import tomllib  # with datetime and a dozen patterns to compile, and few runs have a file of settings
 
     try:
-        held = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        held = tomllib.loads(regular.read(path, LARGEST).decode())
     except OSError as error:
         parser.error(f"--config {path} cannot be read: {error.strerror}")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        parser.error(f"--config {path} is no TOML: {error}")
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, UnicodeDecodeError and ints of thousands of digits are ValueErrors
+        parser.error(f"--config {path} is no TOML: {brief(error)}")
     actions = {action.dest: action for action in parser._actions if action.option_strings}
-    for name, value in _flat(held).items():
+    for name, value in _flat(parser, held, path):
         dest = name.replace("-", "_")
         action = actions.get(dest)
         if action is None or dest in ("help", "version", "config"):
-            parser.error(f"--config {path}: no setting {name!r}{nearest(name, [key.replace('_', '-') for key in actions])}")
+            parser.error(f"--config {path}: no setting {quoted(name)}{nearest(name, [key.replace('_', '-') for key in actions])}")
         if getattr(given, dest) is None:
             setattr(given, dest, _converted(parser, action, name, value, path))
 
 
-def _flat(held: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+def _flat(parser: argparse.ArgumentParser, held: dict[str, Any], path: str, above: int = 0) -> list[tuple[str, Any]]:
+    """The settings of a table and of those within it."""
+    if above == _DEEPEST:
+        parser.error(f"--config {path} has tables more than {_DEEPEST} deep")
+    made: list[tuple[str, Any]] = []
     for name, value in held.items():
-        made |= _flat(value) if isinstance(value, dict) else {name: value}
-    return made
+        made += _flat(parser, value, path, above + 1) if isinstance(value, dict) else [(name, value)]
+    return list(dict(made).items())
 
 
 def _converted(parser: argparse.ArgumentParser, action: argparse.Action, name: str, value: Any, path: str) -> Any:
     if not callable(action.type):  # a flag without a value
         if not isinstance(value, bool):
-            parser.error(f"--config {path}: {name} is true or false, not {value!r}")
+            parser.error(f"--config {path}: {name} is true or false, not {quoted(value)}")
         return True if value else None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        parser.error(f"--config {path}: {name} is one value, not {value!r}")
+        parser.error(f"--config {path}: {name} is one value, not {quoted(value)}")
     try:
         return action.type(str(value))
     except (argparse.ArgumentTypeError, ValueError) as error:

@@ -14,6 +14,7 @@ from nbcnn.cli.part import Part
 from nbcnn.cli.phases import Phases
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import printable
 from nbcnn.plan.names import FITTED
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
 
     def say(text: str, always: bool = False) -> None:
         if text and (always or not flags.quiet):
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     phases.mark("imports")
     if flags.model in FITTED:

@@ -21,6 +21,7 @@ from nbcnn.cli.recipes import (
     RECIPES,
 )
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import called
 from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
 
@@ -320,7 +321,7 @@ def _model(text: str) -> str:
     if colon and where and name.isidentifier():
         return text
     if where.endswith(".py") or text.endswith(".py"):
-        raise argparse.ArgumentTypeError(f"{text!r} names no function: a network of your own is FILE.py:FUNCTION, such as model.py:network")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} names no function: a network of your own is FILE.py:FUNCTION, such as model.py:network")
     return one_of(*MODELS, "FILE.py:FUNCTION")(text)
 
 
@@ -362,4 +363,4 @@ def check(saved: Mapping[str, Any]) -> None:
             except (ValueError, argparse.ArgumentTypeError):
                 good = False
         if not good:
-            raise ValueError(f"{name!r} is {value!r}")
+            raise ValueError(f"{quoted(name)} is {quoted(value)}")

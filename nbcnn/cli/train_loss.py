@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 
 OF_SERIES = ("log-mse", "rmsle")
 """What s4convd is trained for; the first also means, for a network of images, the loss that it has."""
@@ -33,7 +34,7 @@ def weights(text: str) -> tuple[float, ...]:
     """The numbers of --class-weights. Raises ValueError for a word that is none, and for one below 0 or not finite."""
     made = tuple(float(word) for word in text.split(","))
     if not all(0 <= each < float("inf") for each in made):
-        raise ValueError(f"{text!r}: weights are finite numbers of at least 0")
+        raise ValueError(f"{quoted(text)}: weights are finite numbers of at least 0")
     return made
 
 

@@ -20,6 +20,7 @@ from nbcnn.cli import own_model, recipes, train_flags
 from nbcnn.cli.env import version
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn import description
 from nbcnn.nn.optim import (
     FROZEN,
@@ -109,7 +110,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
         - config["flags"].keys()
     )
     if absent:
-        raise RunError(f"{folder.config_path} is damaged or of another version: {absent[0]!r} is missing in its 'flags'")
+        raise RunError(f"{folder.config_path} is damaged or of another version: {quoted(absent[0])} is missing in its 'flags'")
     begun = path.is_file() or folder.has_checkpoint()
     notes = checkpoint.load(saved)[1] if begun else {}
     new_epochs = frozenset({"epochs"}) if given.epochs else frozenset()
@@ -128,7 +129,7 @@ def check(folder: RunFolder, config: Mapping[str, Any], saved: Path, notes: Mapp
     try:
         train_flags.check(config["flags"])
         if not datasets.is_known(config["data"]["name"]):
-            raise ValueError(f"there is no data set {config['data']['name']!r}")
+            raise ValueError(f"there is no data set {quoted(config['data']['name'])}")
     except ValueError as error:
         raise RunError(f"{folder.config_path} is no description of a run: {error}") from None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from nbcnn.datasets import cifar10, digits, energy, folder, function, mnist, npz, own, photos, shapes
 from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, DataTooLarge, Log, Masks
 from nbcnn.datasets.series import SeriesDataset
+from nbcnn.files.quote import printable, quoted
 from nbcnn.files.suggest import nearest
 
 __all__ = [
@@ -47,7 +48,7 @@ class UnknownDataset(ValueError):
 
 def log_to_stderr(message: str) -> None:
     """Print `message` to stderr."""
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 def load(
@@ -70,7 +71,7 @@ def load(
     Raises UnknownDataset, DataMissing, DataCorrupt (both DataError, as is a file without permission), ValueError if `limit` < 1.
     """
     if name not in NAMES and not own.is_own(name):
-        raise UnknownDataset(f"no data set {name!r} (there are {', '.join(NAMES)}, folder:PATH, npz:PATH){nearest(name, NAMES)}")
+        raise UnknownDataset(f"no data set {quoted(name)} (there are {', '.join(NAMES)}, folder:PATH, npz:PATH){nearest(name, NAMES)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     allowed = download and os.environ.get(OFFLINE_VARIABLE, "0") in ("", "0")
@@ -93,7 +94,7 @@ def load_series(name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit
     Raises UnknownDataset, DataMissing, DataCorrupt (both DataError), ValueError if `limit` < 1.
     """
     if name not in SERIES:
-        raise UnknownDataset(f"no data set of series {name!r} (there is {', '.join(SERIES)}){nearest(name, SERIES)}")
+        raise UnknownDataset(f"no data set of series {quoted(name)} (there is {', '.join(SERIES)}){nearest(name, SERIES)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     where = Path(data_dir)

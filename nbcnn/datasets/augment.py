@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.ops.images.gather import ALTERNATE
 
@@ -35,13 +36,13 @@ class Augment:
 
     def __post_init__(self) -> None:
         if self.flip not in (False, True, ALTERNATE):
-            raise UsageError(f"flip is False, True or {ALTERNATE!r}, got {self.flip!r}")
+            raise UsageError(f"flip is False, True or {ALTERNATE!r}, got {quoted(self.flip)}")
         for name in ("crop", "cutout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 15:
-                raise UsageError(f"{name} is a number of pixels, 0 or more, got {value!r}")
+                raise UsageError(f"{name} is a number of pixels, 0 or more, got {quoted(value)}")
         if self.border not in BORDERS:
-            raise UsageError(f"border is {' or '.join(map(repr, BORDERS))}, got {self.border!r}{nearest(str(self.border), BORDERS)}")
+            raise UsageError(f"border is {' or '.join(map(repr, BORDERS))}, got {quoted(self.border)}{nearest(str(self.border), BORDERS)}")
 
     def __bool__(self) -> bool:
         return bool(self.flip or self.crop or self.cutout)
@@ -53,19 +54,19 @@ class Augment:
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = part.partition(":")
             if name not in ("flip", "crop", "cutout"):
-                raise UsageError(f"no augmentation {part!r} (there are {FORMS}){nearest(name, ('flip', 'crop', 'cutout'))}")
+                raise UsageError(f"no augmentation {quoted(part)} (there are {FORMS}){nearest(name, ('flip', 'crop', 'cutout'))}")
             if name in values:
-                raise UsageError(f"{name} stands twice in {text!r}")
+                raise UsageError(f"{name} stands twice in {quoted(text)}")
             if name == "flip":
                 values[name] = value or True
                 continue
             value, colon, border = value.partition(":")
             if not value.isdecimal():
-                raise UsageError(f"{part!r} needs a number of pixels, as in {name}:4")
+                raise UsageError(f"{quoted(part)} needs a number of pixels, as in {name}:4")
             values[name] = int(value)
             if colon:
                 if name != "crop" or border not in BORDERS:
-                    raise UsageError(f"no augmentation {part!r} (there are {FORMS}){nearest(border, BORDERS)}")
+                    raise UsageError(f"no augmentation {quoted(part)} (there are {FORMS}){nearest(border, BORDERS)}")
                 values["border"] = border
         return cls(**values)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from nbcnn.datasets import tar
 from nbcnn.datasets.dataset import DataCorrupt, DataMissing, Dataset, Log
+from nbcnn.files.quote import quoted
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -192,15 +193,15 @@ def read_archive(path: Path) -> dict[str, bytes]:
         try:
             for member in tar.members(plain):
                 if member.name.startswith("/") or ".." in member.name.split("/"):
-                    raise corrupt(f"member {member.name!r} points outside the archive: this is not the official one")
+                    raise corrupt(f"member {quoted(member.name)} points outside the archive: this is not the official one")
                 name = wanted.get(member.name)
                 if name is None:
                     if member.size > _LARGEST_OTHER:
-                        raise corrupt(f"member {member.name!r} of {member.size:,} bytes does not belong to CIFAR-10's binary version")
+                        raise corrupt(f"member {quoted(member.name)} of {member.size:,} bytes does not belong to CIFAR-10's binary version")
                     continue
                 if not member.regular or member.size != RECORDS * RECORD or name in found:
                     what = "is there twice" if name in found else f"has {member.size:,} bytes" if member.regular else "is not a regular file"
-                    raise corrupt(f"member {member.name!r} {what}; it must be one file of {RECORDS * RECORD:,} bytes")
+                    raise corrupt(f"member {quoted(member.name)} {what}; it must be one file of {RECORDS * RECORD:,} bytes")
                 found[name] = member.read()
             # What follows the last member carries the checksum of the whole stream.
             plain.read(_LARGEST_OTHER)

@@ -19,6 +19,7 @@ import numpy as np
 
 from nbcnn.datasets.dataset import DataCorrupt, DataMissing
 from nbcnn.datasets.series import SeriesDataset, assemble
+from nbcnn.files.quote import quoted
 
 FILES = ("train.csv", "weather_train.csv", "building_metadata.csv")
 FEATURES = ("meter_reading", "air_temperature", "cloud_coverage", "dew_temperature")
@@ -58,7 +59,7 @@ def load(folder: Path) -> SeriesDataset:
     meters: dict[tuple[str, str], np.ndarray] = {}
     for line, (building, meter, stamp, value) in _lines(of_meters, ("building_id", "meter", "timestamp", "meter_reading")):
         if building not in site_of_building:
-            raise DataCorrupt(of_meters, 0, f"line {line}: building {building[:40]!r} is not in {FILES[2]}", _REMEDY)
+            raise DataCorrupt(of_meters, 0, f"line {line}: building {quoted(building)} is not in {FILES[2]}", _REMEDY)
         if stamp in hours:
             series = meters.get((building, meter))
             if series is None:
@@ -91,7 +92,7 @@ def _lines(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str
             names = next(reader, [])
             absent = [name for name in columns if name not in names]
             if absent:
-                raise DataCorrupt(path, 0, f"its first line names no column {absent[0]!r}", _REMEDY)
+                raise DataCorrupt(path, 0, f"its first line names no column {quoted(absent[0])}", _REMEDY)
             places = [names.index(name) for name in columns]
             unread = 0
             for number, fields in enumerate(reader, 2):
@@ -110,9 +111,9 @@ def _number(path: Path, line: int, text: str) -> float:
     try:
         value = float(text) if text else np.nan
     except ValueError:
-        raise DataCorrupt(path, 0, f"line {line}: {text[:40]!r} is no number", _REMEDY) from None
+        raise DataCorrupt(path, 0, f"line {line}: {quoted(text)} is no number", _REMEDY) from None
     if abs(value) > _LARGEST:
-        raise DataCorrupt(path, 0, f"line {line}: {text[:40]!r} is beyond what meters and weather stations read, ±{_LARGEST:g}", _REMEDY)
+        raise DataCorrupt(path, 0, f"line {line}: {quoted(text)} is beyond what meters and weather stations read, ±{_LARGEST:g}", _REMEDY)
     return value
 
 

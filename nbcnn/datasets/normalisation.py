@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 
 _BLOCK = 1 << 24
 """Elements that are added at a time."""
@@ -97,7 +98,7 @@ class Normalisation:
             read = json.loads(text)
             return cls(tuple(read["mean"]), tuple(read["deviation"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{text[:80]!r} is no normalisation: {error}") from error
+            raise UsageError(f"{quoted(text)} is no normalisation: {error}") from error
 
 
 def _floats(values: Iterable[Any]) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 
 KINDS = ("folder", "npz")
 FORMS = ("folder:PATH", "npz:PATH", "FILE.py:FUNCTION")
@@ -102,7 +103,7 @@ def size_of(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
     height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not height or not width:
-        raise UsageError(f"{text!r} is no size of images: 64 means 64×64 pixels, 48x64 means 48 rows of 64")
+        raise UsageError(f"{quoted(text)} is no size of images: 64 means 64×64 pixels, 48x64 means 48 rows of 64")
     return height, width
 
 

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import Protocol
 
+from nbcnn.files.quote import quoted
+
 _BLOCK = 512
 _MOST_MEMBERS = 256
 _CHUNK = 1 << 16
@@ -53,7 +55,7 @@ class Member:
         content = self._file.read(count)
         self._left -= len(content)
         if len(content) < count:
-            raise TarError(f"the archive ends inside {self.name!r}")
+            raise TarError(f"the archive ends inside {quoted(self.name)}")
         return content
 
 
@@ -87,7 +89,7 @@ def _member(header: bytes, file: Readable) -> Member:
 def _number(field: bytes, what: str) -> int:
     digits = _OCTAL.fullmatch(field)
     if digits is None:
-        raise TarError(f"the {what} of a member is no octal number: {field!r}")
+        raise TarError(f"the {what} of a member is no octal number: {quoted(field)}")
     return int(digits[1], 8)
 
 

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nbcnn.files import regular
+from nbcnn.files.quote import brief, quoted
+
 LARGEST = 1 << 26
 """Most bytes of a document; the largest that this project writes, a device's results, has less than a megabyte."""
 DEEPEST = 64
@@ -35,7 +38,7 @@ class Named(dict[str, Any]):
 
 def load(path: Path) -> Any:
     """The document in the file `path`. Raises OSError if it cannot be read, DocumentError if it is none."""
-    with open(path, "rb") as file:
+    with regular.opened(path) as file:
         return parse(file.read(LARGEST + 1), str(path))
 
 
@@ -52,7 +55,7 @@ def parse(content: bytes | str, where: str) -> Any:
     except RecursionError:
         raise DocumentError(_too_deep(where)) from None
     except ValueError as error:
-        raise DocumentError(f"{where} is no JSON: {error}") from None
+        raise DocumentError(f"{where} is no JSON: {brief(error)}") from None
     level, above = [found], 0
     while level:
         below: list[Any] = []
@@ -61,7 +64,7 @@ def parse(content: bytes | str, where: str) -> Any:
                 _check_text(value, where)
             elif isinstance(value, int):
                 if not -(1 << 63) <= value < 1 << 64:
-                    raise DocumentError(f"{where} has the number {_shown(value)}, which is beyond 64 bits")
+                    raise DocumentError(f"{where} has the number {quoted(value)}, which is beyond 64 bits")
             elif isinstance(value, list | dict):
                 if above == DEEPEST:
                     raise DocumentError(_too_deep(where))
@@ -77,7 +80,7 @@ def _too_deep(where: str) -> str:
 
 def _check_text(text: str, where: str) -> None:
     if "\0" in text or not (text.isascii() or text == text.encode("utf-8", "ignore").decode()):
-        raise DocumentError(f"{where} has the text {_shown(text)}, with a character that cannot be written")
+        raise DocumentError(f"{where} has the text {quoted(text)}, with a character that cannot be written")
 
 
 def fits(value: Any, form: Any, where: str) -> None:
@@ -86,13 +89,13 @@ def fits(value: Any, form: Any, where: str) -> None:
         _fits_one(value, form, where)
     elif isinstance(form, list):
         if not isinstance(value, list):
-            raise DocumentError(f"{where} must be {words(form)}, not {_shown(value)}")
+            raise DocumentError(f"{where} must be {words(form)}, not {quoted(value)}")
         for at, item in enumerate(value):
             fits(item, form[0], f"{where}[{at}]")
     elif isinstance(form, dict):
         _fits_object(value, form, where)
     elif not _is(value, form):
-        raise DocumentError(f"{where} must be {words(form)}, not {_shown(value)}")
+        raise DocumentError(f"{where} must be {words(form)}, not {quoted(value)}")
 
 
 def _fits_one(value: Any, forms: tuple[Any, ...], where: str) -> None:
@@ -105,12 +108,12 @@ def _fits_one(value: Any, forms: tuple[Any, ...], where: str) -> None:
             complaints.append(str(error))
     # The form of the value's own kind says best what is wrong with it.
     same = [text for text, form in zip(complaints, forms, strict=True) if isinstance(form, type(value))]
-    raise DocumentError(same[0] if same else f"{where} must be {words(forms)}, not {_shown(value)}")
+    raise DocumentError(same[0] if same else f"{where} must be {words(forms)}, not {quoted(value)}")
 
 
 def _fits_object(value: Any, form: dict[Any, Any], where: str) -> None:
     if not isinstance(value, dict):
-        raise DocumentError(f"{where} must be an object, not {_shown(value)}")
+        raise DocumentError(f"{where} must be an object, not {quoted(value)}")
     if str in form:
         for name, item in value.items():
             fits(item, form[str], f"{where}.{name}")
@@ -120,9 +123,9 @@ def _fits_object(value: Any, form: dict[Any, Any], where: str) -> None:
         if plain in value:
             fits(value[plain], inner, f"{where}.{plain}")
         elif plain == name:
-            raise DocumentError(f"{where} lacks {name!r}")
+            raise DocumentError(f"{where} lacks {quoted(name)}")
     if isinstance(form, Named) and (complaint := form.complaint(value)):
-        raise DocumentError(f"{where} {complaint} in {_shown(value)}")
+        raise DocumentError(f"{where} {complaint} in {quoted(value)}")
 
 
 def _is(value: Any, form: Any) -> bool:
@@ -148,8 +151,3 @@ def words(form: Any) -> str:
     if isinstance(form, dict):
         return "object" if not form or str not in form else f"object of {words(form[str])}"
     return {None: "null", str: "string", int: "whole number", float: "number", bool: "true or false", object: "anything"}[form]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

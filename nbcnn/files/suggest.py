@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 DOORS = {"train": "python train.py", "extract": "python extract_features.py"}
 """Commands that are scripts too, in the folder of the repository."""
+LONGEST = 100
+"""Characters of a wrong name that are compared with the right ones."""
 _program: list[str] = []
 
 
@@ -24,5 +26,5 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """Words that offer the one of `known` closest to `name`; empty if none is close ("cpu" is not close to "gpu")."""
     import difflib  # only for a wrong name
 
-    close = difflib.get_close_matches(name.lower(), known, 1, 0.7)
+    close = difflib.get_close_matches(name[:LONGEST].lower(), known, 1, 0.7)
     return f"; did you mean {close[0]}?" if close else ""

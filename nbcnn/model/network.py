@@ -14,6 +14,7 @@ from nbcnn.datasets.arrays import Form, Forms, form_of, one_array, seen
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.arrays import DeviceArray, as_device_array
 from nbcnn.model import files, on_gpu
@@ -108,7 +109,7 @@ class Model(Weights):
         body = with_loss(layers, loss)
         input_shape = body.input_shape if isinstance(body, Graph) and input_shape is None else input_shape
         if init not in INITS:
-            raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
+            raise UsageError(f"no initialisation {quoted(init)}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
         seed = whole_number("Model", "seed", seed, least=0, below=2**63)
         super().__init__()
         self._layers, self._mode, self._precision, self._fuse = body, mode, precision, fuse
@@ -145,7 +146,7 @@ class Model(Weights):
         except (TypeError, UsageError):  # no sequence, or one of other things
             sizes = ()
         if len(sizes) not in (1, 3):
-            raise UsageError(f"an example is (C, H, W) or (F,), each a whole number of at least 1, got {shape!r}")
+            raise UsageError(f"an example is (C, H, W) or (F,), each a whole number of at least 1, got {quoted(shape)}")
         shape = sizes
         if self._net is not None:
             if self._net.input_shape != shape:
@@ -256,12 +257,12 @@ class Model(Weights):
         epochs, accumulate = whole_number("fit", "epochs", epochs), whole_number("fit", "accumulate", accumulate)
         check_number("fit", "ema", ema, below=1.0)
         if not isinstance(recompute, bool):
-            raise UsageError(f"fit: recompute is True or False, not {recompute!r}")
+            raise UsageError(f"fit: recompute is True or False, not {quoted(recompute)}")
         if batch_size is not None:
             batch_size = whole_number("fit", "batch_size", batch_size)
         optimizer = SGD() if optimizer is None else optimizer
         if not isinstance(optimizer, SGD | Adam):
-            raise UsageError(f"optimizer must be nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…), got {optimizer!r}")
+            raise UsageError(f"optimizer must be nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…), got {quoted(optimizer)}")
         augment = augment if isinstance(augment, Augment) else Augment.parse(augment)
         images: Any
         batches = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.run.net import Net
 
@@ -34,7 +35,7 @@ class Views:
 
     def __post_init__(self) -> None:
         if isinstance(self.shift, bool) or not isinstance(self.shift, int) or self.shift < 0:
-            raise UsageError(f"shift is a number of pixels, 0 or more, got {self.shift!r}")
+            raise UsageError(f"shift is a number of pixels, 0 or more, got {quoted(self.shift)}")
 
     def __bool__(self) -> bool:
         return bool(self.flip or self.shift)
@@ -45,16 +46,16 @@ class Views:
         if isinstance(text, Views):
             return text
         if not isinstance(text, str):
-            raise UsageError(f"views must be words such as 'flip,shift:1', got {text!r}")
+            raise UsageError(f"views must be words such as 'flip,shift:1', got {quoted(text)}")
         values: dict[str, int] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, colon, value = part.partition(":")
             if name not in ("flip", "shift") or (name == "flip" and colon):
-                raise UsageError(f"no view {part!r} (there are {FORMS}){nearest(name, ('flip', 'shift'))}")
+                raise UsageError(f"no view {quoted(part)} (there are {FORMS}){nearest(name, ('flip', 'shift'))}")
             if name in values:
-                raise UsageError(f"{name} stands twice in {text!r}")
+                raise UsageError(f"{name} stands twice in {quoted(text)}")
             if name == "shift" and not value.isdecimal():
-                raise UsageError(f"{part!r} needs a number of pixels, as in shift:1")
+                raise UsageError(f"{quoted(part)} needs a number of pixels, as in shift:1")
             values[name] = int(value or 1)
         return cls(bool(values.get("flip")), values.get("shift", 0))
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
@@ -302,7 +303,7 @@ class GELU(Elementwise):
 
     def __post_init__(self) -> None:
         if self.approximate not in ("none", "tanh"):
-            raise UsageError(f'GELU takes approximate="none" or "tanh", got {self.approximate!r}')
+            raise UsageError(f'GELU takes approximate="none" or "tanh", got {quoted(self.approximate)}')
 
     def attrs(self) -> dict[str, Any]:
         return {}

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -64,7 +65,7 @@ def _check(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     for name, kind in _types(cls).items():
         words, fits = _TYPES[kind]
         if name in given and not fits(given[name]):
-            raise UsageError(f"{cls.__name__}: {name} must be {words}, got {given[name]!r:.60}")
+            raise UsageError(f"{cls.__name__}: {name} must be {words}, got {quoted(given[name])}")
 
 
 def _refusal(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.layer import Built, counts, fitting, images
 from nbcnn.plan.graph import Buf, Tape
 from nbcnn.plan.shapes import ConvShape, window_extent
@@ -27,7 +28,7 @@ def check_padding(layer: Any) -> None:
         counts(layer, "padding", least=0)
     elif len(sides) not in (2, 4) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sides):
         kind = type(layer).__name__
-        raise UsageError(f"{kind} takes one padding of at least 0, a pair, or (top, bottom, left, right), got {layer.padding!r}")
+        raise UsageError(f"{kind} takes one padding of at least 0, a pair, or (top, bottom, left, right), got {quoted(layer.padding)}")
 
 
 def sides_of(padding: int | tuple[int, ...]) -> tuple[int, int, int, int]:

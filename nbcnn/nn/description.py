@@ -18,6 +18,7 @@ import numpy as np
 
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn import activations, corruption, joins, losses, maps, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.graphs import Graph
@@ -126,14 +127,14 @@ def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
             layer, reads = call
             document.fits([layer, *reads], [int], f"call {at}")
         except (document.DocumentError, ValueError, TypeError):
-            raise DescriptionError(f"call {at} of the graph must be [layer, [values]], not {call!r:.60}") from None
+            raise DescriptionError(f"call {at} of the graph must be [layer, [values]], not {quoted(call)}") from None
         calls.append((layer, tuple(reads)))
     inputs = tuple(tuple(shape) for shape in found["inputs"])
     if not all(len(shape) in (1, 3) and min(shape) > 0 for shape in inputs):
-        raise DescriptionError(f"inputs of the graph must be (C, H, W) or (F,), each at least 1, not {found['inputs']!r:.60}")
+        raise DescriptionError(f"inputs of the graph must be (C, H, W) or (F,), each at least 1, not {quoted(found['inputs'])}")
     called = tuple(found.get("names", ()))
     if called and (len(called) != len(layers) or len(set(called)) < len(called) or not all(map(_is_name, called))):
-        raise DescriptionError(f"the graph has {len(layers)} layers, and names that are not one for each: {list(called)!r:.60}")
+        raise DescriptionError(f"the graph has {len(layers)} layers, and names that are not one for each: {quoted(list(called))}")
     try:
         return Graph(inputs, tuple(layers), tuple(calls), tuple(found["outputs"]), loss, called).sized()
     except (UsageError, ShapeError) as error:

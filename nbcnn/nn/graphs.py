@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.arguments import Arguments
 from nbcnn.plan import graph as plan
 from nbcnn.plan.graph import Buf, Node, ShapeError, Tape, Wired, chain, joins, named
@@ -86,7 +87,7 @@ def Input(shape: Sequence[int]) -> Value:
     """
     made = tuple(shape) if isinstance(shape, Sequence) else ()
     if len(made) not in (1, 3) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in made):
-        raise UsageError(f"Input needs the shape of one example, (C, H, W) or (F,), each a whole number of at least 1, got {shape!r}")
+        raise UsageError(f"Input needs the shape of one example, (C, H, W) or (F,), each a whole number of at least 1, got {quoted(shape)}")
     return Value(made)
 
 
@@ -198,7 +199,7 @@ class Graph(Sequence[Any]):
                 found.add(value)
                 waiting += value.reads
                 if value.layer is None:
-                    raise UsageError(f"an output depends on {value!r}, which is not among the inputs")
+                    raise UsageError(f"an output depends on {quoted(value)}, which is not among the inputs")
         made = sorted((each for each in found if each.layer is not None), key=lambda each: each.number)
         at = {value: number for number, value in enumerate((*ins, *made))}
         layers: dict[int, tuple[int, Any]] = {}
@@ -287,7 +288,7 @@ class Graph(Sequence[Any]):
         """The part that leads to the output of the call `name`; layers keep their names. Raises UsageError if there is none."""
         names, first = self.call_names(), len(self.inputs)
         if name not in names:
-            raise UsageError(f"no layer {name!r} whose output could be the code; the layers are {', '.join(names)}")
+            raise UsageError(f"no layer {quoted(name)} whose output could be the code; the layers are {', '.join(names)}")
         end = first + names.index(name)
         needed = self._needed((end,))
         if idle := [at for at in range(first) if at not in needed]:
@@ -354,7 +355,7 @@ class Graph(Sequence[Any]):
 def _values(given: Any, what: str) -> tuple[Value, ...]:
     made = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not made or not all(isinstance(each, Value) for each in made):
-        raise UsageError(f"{what} of a graph must be a value or a list of values, made by nbcnn.Input and layers called on it, got {given!r}")
+        raise UsageError(f"{what} of a graph must be a value or a list of values, made by nbcnn.Input and layers called on it, got {quoted(given)}")
     return made
 
 

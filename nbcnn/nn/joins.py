@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.convolve import padded_images
 from nbcnn.nn.graphs import reshape, unpack
 from nbcnn.nn.layer import Built, NoParams, images
@@ -173,9 +174,9 @@ class Pad(NoParams):
             object.__setattr__(self, "padding", tuple(self.padding))
         sides = self.sides()
         if len(sides) != 4 or not all(isinstance(n, int) and not isinstance(n, bool) for n in sides):
-            raise UsageError(f"Pad needs one whole number as padding, or (top, bottom, left, right), got {self.padding!r}")
+            raise UsageError(f"Pad needs one whole number as padding, or (top, bottom, left, right), got {quoted(self.padding)}")
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
-            raise UsageError(f"Pad needs a finite value, got {self.value!r}")
+            raise UsageError(f"Pad needs a finite value, got {quoted(self.value)}")
 
     def sides(self) -> tuple[int, ...]:
         """(top, bottom, left, right)."""
@@ -241,7 +242,7 @@ class Losses(NoParams):
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(self.parts))
         if len(self.parts) < 2 or not all(hasattr(each, "needs_labels") for each in self.parts):
-            raise UsageError(f"Losses takes two or more losses, got {self.parts!r}")
+            raise UsageError(f"Losses takes two or more losses, got {quoted(self.parts)}")
         if len({(each.needs_labels, getattr(each, "label_dtype", "int32")) for each in self.parts}) > 1:
             raise UsageError("the losses of several outputs must be all of classes or all of values: an example has one array of targets")
         if any(getattr(each, "of_batch", False) for each in self.parts):

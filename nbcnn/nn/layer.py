@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.graphs import Graph, Layer, filled
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape, named
 
@@ -68,7 +69,7 @@ def counts(layer: Any, *names: str, least: int = 1) -> None:
             if value is not None and (isinstance(each, bool) or not isinstance(each, int) or each < least):
                 raise _no_count(type(layer).__name__, name, value, f"at least {least}")
         if isinstance(value, tuple) and len(value) != 2:
-            raise UsageError(f"{type(layer).__name__} takes one {name} or a pair, got {value!r}")
+            raise UsageError(f"{type(layer).__name__} takes one {name} or a pair, got {quoted(value)}")
 
 
 def _plain(value: Any) -> Any:
@@ -84,7 +85,7 @@ def whole_number(owner: str, name: str, value: Any, least: int = 1, below: float
 
 
 def _no_count(owner: str, name: str, value: Any, bounds: str) -> UsageError:
-    return UsageError(f"{owner} needs a whole number of {bounds} as {name}, got {value!r}")
+    return UsageError(f"{owner} needs a whole number of {bounds} as {name}, got {quoted(value)}")
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.layer import NoParams, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
@@ -101,9 +102,9 @@ class SoftmaxCrossEntropy(NoParams):
             if not self.weight or not all(0 <= each < math.inf for each in self.weight) or not any(self.weight):
                 raise UsageError(f"SoftmaxCrossEntropy needs finite weights of at least 0, not all of them 0, got {self.weight}")
         if self.ignore_index is not None and (isinstance(self.ignore_index, bool) or not -(2**31) < int(self.ignore_index) < 2**31):
-            raise UsageError(f"SoftmaxCrossEntropy needs a 32-bit whole number as ignore_index, got {self.ignore_index!r}")
+            raise UsageError(f"SoftmaxCrossEntropy needs a 32-bit whole number as ignore_index, got {quoted(self.ignore_index)}")
         if not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"SoftmaxCrossEntropy needs a label_smoothing of at least 0 and less than 1, got {self.label_smoothing!r}")
+            raise UsageError(f"SoftmaxCrossEntropy needs a label_smoothing of at least 0 and less than 1, got {quoted(self.label_smoothing)}")
 
     def counted(self, labels: np.ndarray) -> np.ndarray:
         """Which of `labels` are not ignored, bool of their shape."""

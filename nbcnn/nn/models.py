@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.activations import GELU, ReLU, ReLU6
 from nbcnn.nn.corruption import training_only, without
 from nbcnn.nn.graphs import Graph, Input, Value
@@ -104,7 +105,7 @@ def s4convd(
         199425
     """
     if loss not in LOSSES:
-        raise ValueError(f"no loss {loss!r}; one of {', '.join(LOSSES)}")
+        raise ValueError(f"no loss {quoted(loss)}; one of {', '.join(LOSSES)}")
     block = (StateSpaceConv1d(taps, states=states, init=kernel_init), GELU(), PointwiseConv1d(2 * wide), GLU())
     ends = [LastStep(), Linear(1), RMSLE(unit) if loss == "rmsle" else ForecastMSE()]
     return [PointwiseConv1d(wide, in_channels=channels), *(Residual(*block) for _ in range(blocks)), *ends]
@@ -209,7 +210,7 @@ def mobilenet(channels: int = 3, height: int = 32, width: int = 32, *, classes: 
         (10,)
     """
     if not 0 < multiplier < 1024:
-        raise UsageError(f"mobilenet needs a multiplier above 0, such as 0.25, 0.5 or 1, got {multiplier!r}")
+        raise UsageError(f"mobilenet needs a multiplier above 0, such as 0.25, 0.5 or 1, got {quoted(multiplier)}")
 
     def scaled(wide: int) -> int:
         return max(1, round(wide * multiplier))
@@ -306,7 +307,7 @@ CODES: Mapping[str, str] = {"autoencoder": "pool2", "small-autoencoder": "pool2"
 def code(model: str) -> str:
     """The layer whose output is the code of a model of `MODELS`. Raises UsageError if that is not known."""
     if model not in CODES:
-        raise UsageError(f"which layer of model {model!r} makes a code is not known; it is for {', '.join(CODES)}")
+        raise UsageError(f"which layer of model {quoted(model)} makes a code is not known; it is for {', '.join(CODES)}")
     return CODES[model]
 
 
@@ -320,5 +321,5 @@ def encoder(layers: Sequence[Any], code: str) -> Any:
         return layers.cut(code).without(training_only)
     body = [name for name, layer in named(layers) if not hasattr(layer, "needs_labels")]
     if code not in body:
-        raise UsageError(f"no layer {code!r} whose output could be the code; the layers are {', '.join(body)}")
+        raise UsageError(f"no layer {quoted(code)} whose output could be the code; the layers are {', '.join(body)}")
     return without(list(layers[: body.index(code) + 1]))

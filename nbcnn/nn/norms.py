@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
@@ -418,7 +419,7 @@ class LayerNorm(NoParams):
         _positive_eps(self)
         shape = self.normalized_shape
         if shape is not None and (not shape or any(not isinstance(each, int) or each < 1 for each in shape)):
-            raise UsageError(f"LayerNorm needs the shape of one example as normalized_shape, got {shape!r}")
+            raise UsageError(f"LayerNorm needs the shape of one example as normalized_shape, got {quoted(shape)}")
 
     def sized(self, shape: tuple[int, ...]) -> LayerNorm:
         """The layer with the shape of one example filled in, if it was left out."""

@@ -12,12 +12,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.nn.arguments import Arguments
 from nbcnn.plan.graph import Buf, Tape
 
 SCHEDULES = ("cosine", "constant")
 """The schedules that `learning_rates` knows by name."""
+LONGEST_RUN = 1 << 26
+"""Training steps of a run at most: the table of their rates has 256 MiB. At a millisecond each they take 18 hours."""
+_BLOCK = 1 << 16
+"""Rates that are computed at a time."""
 MOST_STEPS = 1e15
 """A warm-up that is longer is so long: its rates are 0 in float32 either way, and its steps are still a whole number."""
 
@@ -27,7 +32,7 @@ def check_number(owner: str, name: str, value: Any, least: float = 0.0, below: f
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not number or not least <= value < below or (exclusive and value == least):
         bounds = f"{'more than' if exclusive else 'at least'} {least:g}" + (f" and less than {below:g}" if below < math.inf else ", and finite")
-        raise UsageError(f"{owner}: {name} must be a number of {bounds}, got {value!r}")
+        raise UsageError(f"{owner}: {name} must be a number of {bounds}, got {quoted(value)}")
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,18 @@ class Schedule(Arguments):
         check_number(type(self).__name__, "warmup", self.warmup)
 
     def rates(self, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """The rate of every training step of a run of so many, (steps,) float32."""
-        at = np.arange(steps)
-        ramp = np.minimum(1.0, (at + 1) / max(round(min(self.warmup * steps_per_epoch, MOST_STEPS)), 1))
-        return (self.lr * ramp * self.factors(at, steps, steps_per_epoch)).astype(np.float32)
+        """The rate of every training step of a run of so many, (steps,) float32. Raises UsageError for more than `LONGEST_RUN`."""
+        if steps > LONGEST_RUN:
+            raise UsageError(
+                f"a run of {steps:,} training steps ({steps // max(steps_per_epoch, 1):,} epochs of {steps_per_epoch:,}) is too long: it has a table "
+                f"of learning rates, of at most {LONGEST_RUN:,}; take fewer epochs, and go on with --weights, or fit again"
+            )
+        made = np.empty(steps, np.float32)
+        warm = max(round(min(self.warmup * steps_per_epoch, MOST_STEPS)), 1)
+        for first in range(0, steps, _BLOCK):
+            at = np.arange(first, min(first + _BLOCK, steps))
+            made[first : first + _BLOCK] = self.lr * np.minimum(1.0, (at + 1) / warm) * self.factors(at, steps, steps_per_epoch)
+        return made
 
     def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
         """What `lr` is multiplied by in the training steps `at`, (steps,) int64, besides the ramp."""
@@ -183,10 +196,12 @@ class Piecewise(Schedule):
         try:
             made = tuple((float(epoch), float(factor)) for epoch, factor in self.points)
         except (TypeError, ValueError):
-            raise UsageError(f"Piecewise: points must be pairs (epoch, factor), got {self.points!r}") from None
+            raise UsageError(f"Piecewise: points must be pairs (epoch, factor), got {quoted(self.points)}") from None
         finite = all(0 <= each < math.inf for point in made for each in point)
         if not finite or not any(factor for _, factor in made) or any(a[0] >= b[0] for a, b in pairwise(made)):
-            raise UsageError(f"Piecewise: points must have ascending epochs from 0 and finite factors of at least 0, not all 0, got {self.points!r}")
+            raise UsageError(
+                f"Piecewise: points must have ascending epochs from 0 and finite factors of at least 0, not all 0, got {quoted(self.points)}"
+            )
         object.__setattr__(self, "points", made)
 
     def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
@@ -202,7 +217,7 @@ def points_of(text: str) -> tuple[tuple[float, float], ...]:
     try:
         made = tuple((float(epoch), float(factor)) for epoch, factor in (word.split(":") for word in text.split(",")))
     except ValueError:
-        raise UsageError(f"{text!r} is no list of EPOCH:FACTOR, such as 0:0.1,2:1,10:0") from None
+        raise UsageError(f"{quoted(text)} is no list of EPOCH:FACTOR, such as 0:0.1,2:1,10:0") from None
     return Piecewise(1.0, points=made).points
 
 
@@ -227,7 +242,7 @@ def matching(pattern: str, known: Sequence[str]) -> list[str]:
     found = [name for name in known if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
     if not found:
         words = [*known, *dict.fromkeys(name.rsplit(".", 1)[0] for name in known)]
-        raise UsageError(f"no parameter matches {pattern!r}{nearest(pattern, words)}; there are {', '.join(known) or 'none'}")
+        raise UsageError(f"no parameter matches {quoted(pattern)}{nearest(pattern, words)}; there are {', '.join(known) or 'none'}")
     return found
 
 
@@ -396,6 +411,6 @@ def learning_rates(schedule: str, rate: float, steps: int, warmup: int = 0) -> n
     Raises ValueError for another name.
     """
     if schedule not in SCHEDULES:
-        raise ValueError(f"no schedule {schedule!r}; one of {', '.join(SCHEDULES)}")
+        raise ValueError(f"no schedule {quoted(schedule)}; one of {', '.join(SCHEDULES)}")
     made = Cosine if schedule == "cosine" else Constant
     return made(rate, warmup).rates(steps, 1)

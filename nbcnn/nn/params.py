@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.nn.layer import Param
 from nbcnn.plan.shapes import numel
 
@@ -69,7 +70,7 @@ class ParameterLayout:
         Raises ValueError for another name.
         """
         if init not in INITS:
-            raise ValueError(f"no initialisation {init!r}; one of {', '.join(INITS)}")
+            raise ValueError(f"no initialisation {quoted(init)}; one of {', '.join(INITS)}")
         flat = np.zeros(self.size, np.float32)
         for number, (name, param) in enumerate(self.params.items()):
             random = np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
@@ -93,14 +94,14 @@ class ParameterLayout:
         """The flat buffer of named tensors. Raises ParameterError if a name is missing, unknown, or of another shape or dtype."""
         unknown = sorted(set(tensors) - set(self.params))
         if unknown:
-            raise ParameterError(f"unknown parameter {unknown[0]!r}: this network has {', '.join(self.params)}")
+            raise ParameterError(f"unknown parameter {quoted(unknown[0])}: this network has {', '.join(self.params)}")
         flat = np.zeros(self.size, np.float32)
         for name, param in self.params.items():
             if name not in tensors:
-                raise ParameterError(f"parameter {name!r} is missing")
+                raise ParameterError(f"parameter {quoted(name)} is missing")
             tensor = np.asarray(tensors[name])
             if tensor.shape != param.shape or tensor.dtype != np.float32:
-                raise ParameterError(f"parameter {name!r} is {tensor.dtype} {tensor.shape}, this network needs float32 {param.shape}")
+                raise ParameterError(f"parameter {quoted(name)} is {tensor.dtype} {tensor.shape}, this network needs float32 {param.shape}")
             flat[self.slice(name)] = tensor.reshape(-1)
         return flat
 

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.layer import Built, NoParams, counts, fitting, images, later, linear_map, pair
 from nbcnn.plan.graph import Buf, Tape
 from nbcnn.plan.shapes import numel, pooled_extent
@@ -188,7 +189,7 @@ class Resize(NoParams):
             object.__setattr__(self, "scale_factor", tuple(self.scale_factor))
         counts(self, "scale_factor")
         if self.mode not in ("nearest", "bilinear"):
-            raise UsageError(f'Resize takes mode="nearest" or "bilinear", got {self.mode!r}')
+            raise UsageError(f'Resize takes mode="nearest" or "bilinear", got {quoted(self.mode)}')
         if self.mode == "bilinear" and self.scale_factor not in (2, (2, 2)):
             raise UsageError(f"Resize is bilinear by a scale_factor of 2, got {self.scale_factor}; nearest takes any whole numbers")
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.convolve import convolved
 from nbcnn.nn.graphs import Layer, reshape
 from nbcnn.nn.layer import Built, NoParams, Param, counts, known, linear_map, unsized
@@ -73,7 +74,7 @@ class Conv1d(Layer):
             object.__setattr__(self, "padding", sides[0] if len(set(sides)) == 1 else sides)
         for name in ("kernel_size", "stride", "dilation"):
             if isinstance(getattr(self, name), tuple | list):
-                raise UsageError(f"Conv1d takes one {name}, got {getattr(self, name)!r}")
+                raise UsageError(f"Conv1d takes one {name}, got {quoted(getattr(self, name))}")
         counts(self, "out_channels", "kernel_size", "stride", "dilation", "groups", "in_channels")
         counts(self, "padding", least=0)
         if self.out_channels % self.groups or (self.in_channels or 0) % self.groups:
@@ -141,7 +142,7 @@ class DepthwiseConv1d(Layer):
     def __post_init__(self) -> None:
         counts(self, "kernel_size", "channels")
         if self.padding not in ("causal", "same"):
-            raise UsageError(f"padding is causal or same, got {self.padding!r}")
+            raise UsageError(f"padding is causal or same, got {quoted(self.padding)}")
 
     def params(self) -> dict[str, Param]:
         made = {"weight": Param((known(self), self.kernel_size), self.kernel_size)}
@@ -272,7 +273,7 @@ class StateSpaceConv1d(Layer):
     def __post_init__(self) -> None:
         counts(self, "kernel_size", "states", "channels")
         if self.init not in KERNEL_INITS:
-            raise UsageError(f"init is {' or '.join(KERNEL_INITS)}, got {self.init!r}")
+            raise UsageError(f"init is {' or '.join(KERNEL_INITS)}, got {quoted(self.init)}")
 
     def params(self) -> dict[str, Param]:
         channels = known(self)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.onnx.errors import OnnxError, onnx_package
 
 OPSETS = range(7, 29)
@@ -98,7 +99,7 @@ def _check_names(graph: Any) -> None:
 
     def written(name: str, by: str) -> None:
         if name in known:
-            raise OnnxError(f"{name!r} is written twice, by {known[name]} and by {by}")
+            raise OnnxError(f"{quoted(name)} is written twice, by {known[name]} and by {by}")
         known[name] = by
 
     for each in graph.input:
@@ -113,28 +114,28 @@ def _check_names(graph: Any) -> None:
         for name in node.input:
             if name and name not in known:
                 if later.get(name, -1) >= at:
-                    raise OnnxError(f"{label(node, at)} reads {name!r}, which a later node writes: the graph has a cycle, or is not in order")
-                raise OnnxError(f"{label(node, at)} reads {name!r}, which nothing writes: an initialiser or an input is missing")
+                    raise OnnxError(f"{label(node, at)} reads {quoted(name)}, which a later node writes: the graph has a cycle, or is not in order")
+                raise OnnxError(f"{label(node, at)} reads {quoted(name)}, which nothing writes: an initialiser or an input is missing")
         for name in node.output:
             if name:
                 written(name, label(node, at))
     for each in graph.output:
         if each.name not in known:
-            raise OnnxError(f"nothing writes the output {each.name!r}")
+            raise OnnxError(f"nothing writes the output {quoted(each.name)}")
     if not graph.output:
         raise OnnxError("the graph has no output")
 
 
 def label(node: Any, at: int) -> str:
     """How messages call a node."""
-    return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} (node {at + 1})"
+    return f"{node.op_type} {quoted(node.name)}" if node.name else f"{node.op_type} (node {at + 1})"
 
 
 def array(tensor: Any, folder: Path | None = None) -> np.ndarray:
     """The values of an onnx.TensorProto. Raises OnnxError if they are not all there, or their type is not of numbers."""
     onnx = onnx_package()
     kinds = onnx.TensorProto.DataType
-    what = f"tensor {tensor.name!r}" if tensor.name else "a tensor"
+    what = f"tensor {quoted(tensor.name)}" if tensor.name else "a tensor"
     try:
         kind, dtype = kinds.Name(tensor.data_type), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     except (ValueError, KeyError, TypeError):
@@ -177,21 +178,21 @@ def _external(tensor: Any, folder: Path | None, what: str) -> bytes:
     said = {entry.key: entry.value for entry in tensor.external_data}
     location = said.get("location", "")
     if folder is None:
-        raise OnnxError(f"{what} is in the file {location!r}, and bytes have no folder: give the path of the ONNX file")
+        raise OnnxError(f"{what} is in the file {quoted(location)}, and bytes have no folder: give the path of the ONNX file")
     path = (folder / location).resolve()
     if not location or Path(location).is_absolute() or not path.is_relative_to(folder):
-        raise OnnxError(f"{what} is in the file {location!r}, outside of the folder of the ONNX file: it is not read")
+        raise OnnxError(f"{what} is in the file {quoted(location)}, outside of the folder of the ONNX file: it is not read")
     try:
         offset, size = int(said.get("offset", "0")), path.stat().st_size if path.is_file() else -1
         length = int(said.get("length", size - offset))
     except ValueError:
-        raise OnnxError(f"{what} is at offset {said.get('offset')!r}, of length {said.get('length')!r}, which are no numbers") from None
+        raise OnnxError(f"{what} is at offset {quoted(said.get('offset'))}, of length {quoted(said.get('length'))}, which are no numbers") from None
     except OSError as error:
-        raise OnnxError(f"{what} is in the file {location!r}, which cannot be read ({error.strerror})") from None
+        raise OnnxError(f"{what} is in the file {quoted(location)}, which cannot be read ({error.strerror})") from None
     if size < 0:
-        raise OnnxError(f"{what} is in the file {location!r}, which is not there")
+        raise OnnxError(f"{what} is in the file {quoted(location)}, which is not there")
     if offset < 0 or length < 0 or offset + length > size:
-        raise OnnxError(f"{what} is at bytes {offset:,} to {offset + length:,} of {location!r}, which has {size:,}")
+        raise OnnxError(f"{what} is at bytes {offset:,} to {offset + length:,} of {quoted(location)}, which has {size:,}")
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(length)
@@ -200,7 +201,7 @@ def _external(tensor: Any, folder: Path | None, what: str) -> bytes:
 def initialisers(file: File) -> Iterator[tuple[str, np.ndarray]]:
     """The names and values of all initialisers. Raises OnnxError."""
     if file.graph.sparse_initializer:
-        raise OnnxError(f"{file.name}: sparse initialisers are not taken ({file.graph.sparse_initializer[0].values.name!r})")
+        raise OnnxError(f"{file.name}: sparse initialisers are not taken ({quoted(file.graph.sparse_initializer[0].values.name)})")
     for tensor in file.graph.initializer:
         try:
             yield tensor.name, array(tensor, file.folder)

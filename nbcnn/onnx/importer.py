@@ -15,6 +15,7 @@ import numpy as np
 
 from nbcnn.datasets.arrays import Form, Forms
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.model.network import Model
 from nbcnn.nn import description
 from nbcnn.nn.activations import LogSoftmax, Scale, Softmax
@@ -133,7 +134,7 @@ class _Walk:
         inputs = {each.name: each for each in file.graph.input if each.name not in self._values}
         for what, given in (("shapes", shapes), ("constants", constants)):
             if strange := sorted(set(given) - {each.name for each in file.graph.input}):
-                raise UsageError(f"{what} names {strange[0]!r}, and the inputs of the file are {', '.join(inputs)}")
+                raise UsageError(f"{what} names {quoted(strange[0])}, and the inputs of the file are {', '.join(inputs)}")
         self._values |= constants
         labels = {node.input[1] for node in file.graph.node if node.op_type in LOSSES and len(node.input) > 1}
         for name, each in inputs.items():
@@ -148,28 +149,28 @@ class _Walk:
         """Make an input of the graph. Raises OnnxError for what is no array of floats whose shape is known."""
         onnx = onnx_package()
         if not kind.HasField("tensor_type"):
-            raise OnnxError(f"{self.file.name}: input {name!r} is a {kind.WhichOneof('value')}, and must be a tensor")
+            raise OnnxError(f"{self.file.name}: input {quoted(name)} is a {kind.WhichOneof('value')}, and must be a tensor")
         tensor = kind.tensor_type
         if tensor.elem_type != onnx.TensorProto.FLOAT:
             named = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type in onnx.TensorProto.DataType.values() else tensor.elem_type
-            raise OnnxError(f"{self.file.name}: input {name!r} is of type {named}, and networks take FLOAT (constants gives an input a value)")
+            raise OnnxError(f"{self.file.name}: input {quoted(name)} is of type {named}, and networks take FLOAT (constants gives an input a value)")
         said = [each.dim_value if each.HasField("dim_value") else None for each in tensor.shape.dim] if tensor.HasField("shape") else None
         if self.batched and said:
             self.count = said[0] if said[0] and not self._entered else (self.count if said[0] == self.count else None)
         if said is not None and self.batched and not said:
-            raise OnnxError(f"{self.file.name}: input {name!r} has no axes, so none counts examples: batched=False takes it as one example")
+            raise OnnxError(f"{self.file.name}: input {quoted(name)} has no axes, so none counts examples: batched=False takes it as one example")
         dims = None if said is None else said[int(self.batched) :]
         if shape is not None:
             if dims is not None and (len(dims) != len(shape) or any(a is not None and a != b for a, b in zip(dims, shape, strict=True))):
-                raise UsageError(f"shapes has {tuple(shape)} for the input {name!r}, and the file says {tuple(dims)}")
+                raise UsageError(f"shapes has {tuple(shape)} for the input {quoted(name)}, and the file says {tuple(dims)}")
             dims = list(shape)
         if dims is None or None in dims:
-            raise OnnxError(f"{self.file.name}: the shape of input {name!r} is left open ({dims}): give it by shapes={{{name!r}: (…)}}")
+            raise OnnxError(f"{self.file.name}: the shape of input {quoted(name)} is left open ({dims}): give it by shapes={{{quoted(name)}: (…)}}")
         try:
             made = limited([size for size in dims if size is not None])
             value = Input(entered(made))
         except Unsupported as error:
-            raise OnnxError(f"{self.file.name}: input {name!r}: {error}") from None
+            raise OnnxError(f"{self.file.name}: input {quoted(name)}: {error}") from None
         self._entered.append(value)
         self.inputs[name] = made
         self._values[name] = Val(value, made)
@@ -266,7 +267,7 @@ class _Walk:
         if not isinstance(labels, _Labels):
             raise Unsupported("its labels are no input of the graph")
         if reduction != "mean":
-            raise Unsupported(f"reduction {reduction!r}; a loss is a mean")
+            raise Unsupported(f"reduction {quoted(reduction)}; a loss is a mean")
         if node.op_type == "NegativeLogLikelihoodLoss" and not isinstance(logits.value.layer, LogSoftmax):
             raise Unsupported("it is taken right behind a LogSoftmax alone, with which it is the cross-entropy")
         weight = operands[2] if len(operands) > 2 else None
@@ -299,7 +300,7 @@ class _Walk:
             elif isinstance(value, Val):
                 made[each.name] = value
             elif value is not _LEFT:
-                self._reasons.append(f"output {each.name!r}: it is a constant, which no example changes")
+                self._reasons.append(f"output {quoted(each.name)}: it is a constant, which no example changes")
         return made if self.loss is None or self._all else {name: each for name, each in made.items() if self._is_scores(each)}
 
     def _is_scores(self, x: Any) -> bool:
@@ -319,6 +320,6 @@ def _attributes(node: Any) -> dict[str, Any]:
     made = {}
     for each in node.attribute:
         if each.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) or each.ref_attr_name:
-            raise Unsupported(f"its attribute {each.name!r} is a graph, or of a function")
+            raise Unsupported(f"its attribute {quoted(each.name)} is a graph, or of a function")
         made[each.name] = onnx.helper.get_attribute_value(each)
     return made

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.onnx.errors import Unsupported
 from nbcnn.onnx.values import Dims, Sheet, Val
 
@@ -67,7 +68,7 @@ class Node:
             return default
         made = self.operands[at]
         if isinstance(made, Val):
-            raise Unsupported(f"its operand {self.names[at]!r} is computed, and must be a constant")
+            raise Unsupported(f"its operand {quoted(self.names[at])} is computed, and must be a constant")
         return made
 
     def floats(self, at: int, default: Any = None) -> Any:
@@ -77,9 +78,9 @@ class Node:
             return None
         array = np.asarray(made)
         if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-            raise Unsupported(f"its operand {self.names[at]!r} is of {array.dtype}, and must be of floats")
+            raise Unsupported(f"its operand {quoted(self.names[at])} is of {array.dtype}, and must be of floats")
         if not np.isfinite(array.astype(np.float64)).all():
-            raise Unsupported(f"its operand {self.names[at]!r} holds NaN or Inf")
+            raise Unsupported(f"its operand {quoted(self.names[at])} holds NaN or Inf")
         return array.astype(np.float32)
 
     def number(self, at: int, default: Any = None) -> Any:
@@ -88,7 +89,7 @@ class Node:
         if made is None:
             return default
         if np.asarray(made).size != 1:
-            raise Unsupported(f"its operand {self.names[at]!r} has {np.asarray(made).size} elements, and must have one")
+            raise Unsupported(f"its operand {quoted(self.names[at])} has {np.asarray(made).size} elements, and must have one")
         return np.asarray(made).reshape(-1)[0].item()
 
     def whole(self, at: int, attribute: str = "", default: Any = None) -> list[int] | None:
@@ -96,7 +97,7 @@ class Node:
         if self.has(at):
             made = np.asarray(self.constant(at))
             if made.dtype.kind not in "iu":
-                raise Unsupported(f"its operand {self.names[at]!r} is of {made.dtype}, and must be of whole numbers")
+                raise Unsupported(f"its operand {quoted(self.names[at])} is of {made.dtype}, and must be of whole numbers")
             return [int(each) for each in made.reshape(-1)]
         found = self.attributes.get(attribute, default)
         return None if found is None else [int(each) for each in (found if isinstance(found, Sequence) else [found])]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.onnx.errors import Unsupported
 
 Row = list[tuple[int, float]]
@@ -39,7 +40,7 @@ def padded(mode: str, extent: int, before: int, after: int) -> Rows:
     if mode == "reflect":
         period = max(1, 2 * (extent - 1))
         return taken([min(at % period, period - at % period) if extent > 1 else 0 for at in places])
-    raise Unsupported(f"mode {mode!r}")
+    raise Unsupported(f"mode {quoted(mode)}")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Resizing:
                 start, end = roi
                 place = at * (end - start) * (extent - 1) / (size - 1) if size != 1 else (end - start) * (extent - 1) / 2
                 return place + start * (extent - 1)
-        raise Unsupported(f"coordinate_transformation_mode {self.coordinates!r}")
+        raise Unsupported(f"coordinate_transformation_mode {quoted(self.coordinates)}")
 
     def _row(self, x: float, extent: int, scale: float) -> Row:
         """The weights of the element that lies at `x`."""
@@ -155,14 +156,14 @@ class Resizing:
                 return math.floor(x)
             case "ceil":
                 return math.ceil(x)
-        raise Unsupported(f"nearest_mode {self.nearest!r}")
+        raise Unsupported(f"nearest_mode {quoted(self.nearest)}")
 
     def _kernel(self) -> tuple[Callable[[float], float], int]:
         """The weight at a distance, and how far it reaches (R. Keys, "Cubic convolution interpolation", 1981)."""
         if self.mode == "linear":
             return lambda d: max(0.0, 1 - abs(d)), 1
         if self.mode != "cubic":
-            raise Unsupported(f"mode {self.mode!r}")
+            raise Unsupported(f"mode {quoted(self.mode)}")
         a = self.cubic
 
         def cubic(d: float) -> float:
@@ -188,7 +189,7 @@ def resized(extents: Sequence[int], scales: np.ndarray | None, sizes: np.ndarray
             scale = min(asked) if policy == "not_larger" else max(asked)
             made = [(scale, int(scale * extent + 0.5)) for extent in extents]
         else:
-            raise Unsupported(f"keep_aspect_ratio_policy {policy!r}")
+            raise Unsupported(f"keep_aspect_ratio_policy {quoted(policy)}")
     if any(not 0 < scale < math.inf or not 1 <= size < 2**24 for scale, size in made):
         raise Unsupported(f"sizes of {[size for _, size in made]}")
     return made

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.nn.activations import Power, Scale
 from nbcnn.nn.graphs import Graph, Value
 from nbcnn.nn.joins import Add, Mul, Reshape
@@ -122,7 +123,7 @@ class Sheet:
         for key, name in called.items():
             if not key.startswith(STATE) and name not in self.frozen and self._owners.setdefault(name, (layer, key))[0] is not layer:
                 other = type(self._owners[name][0]).__name__
-                raise Unsupported(f"{name!r} is trained as the weight of a {other} already, which another layer cannot share")
+                raise Unsupported(f"{quoted(name)} is trained as the weight of a {other} already, which another layer cannot share")
         made: Value = layer(x)
         placed = Placed(layer, self.node, self.number, held, called)
         if mark is not None:
@@ -137,7 +138,7 @@ class Sheet:
     def constant(self, names: Mapping[str, str]) -> None:
         """Raise Unsupported for an array that is trained, where a layer would train copies of it, or nothing."""
         if self.exact and (found := [name for name in names.values() if name not in self.frozen]):
-            raise Unsupported(f"{found[0]!r} is trained, and what is made of it here is no layer's weight")
+            raise Unsupported(f"{quoted(found[0])} is trained, and what is made of it here is no layer's weight")
 
     # -- what is made of them
 
@@ -293,7 +294,7 @@ class Sheet:
             raise Unsupported("a constant that is no finite number")
         dims = broadcast([x.dims, *(each.shape for each in arrays.values())])
         if self.exact and (single := [names[key] for key in names if arrays[key].size == 1 and names[key] not in self.frozen]):
-            raise Unsupported(f"{single[0]!r} is one trained number for all channels; layers have one for each channel")
+            raise Unsupported(f"{quoted(single[0])} is one trained number for all channels; layers have one for each channel")
         if all(each.size == 1 for each in arrays.values()):
             factor, shift = (float(arrays[key].reshape(())) if key in arrays else default for key, default in (("weight", 1.0), ("bias", 0.0)))
             return self.scaled(self.expanded(x, dims), factor, shift)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.nn.activations import Abs
 from nbcnn.nn.joins import Pad
 from nbcnn.nn.layers import Conv2d, ConvTranspose2d
@@ -46,7 +47,7 @@ def _geometry(node: Node, sizes: Sequence[int], extents: Dims) -> Geometry:
         raise Unsupported(f"windows of {list(sizes)}, strides {strides}, dilations {dilations} and pads {pads} over {list(extents)}")
     before, after = pads[:count], pads[count:]
     if auto not in ("NOTSET", "", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise Unsupported(f"auto_pad {auto!r}")
+        raise Unsupported(f"auto_pad {quoted(auto)}")
     if auto == "VALID":
         before, after = [0] * count, [0] * count
     if max(*sizes, *strides, *dilations, *map(abs, before), *map(abs, after)) >= 2**31:

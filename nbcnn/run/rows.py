@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu import device
 from nbcnn.gpu.device import GpuUnavailable, capability_of_gpu
@@ -42,7 +43,7 @@ def choose_mode(
     known = sorted({name for name, _ in MODES})
     missing = None if mode == "cpu" else device.cpu_instead() if mode == "auto" else refused() or device.gpu_missing()
     if mode not in ("auto", *known):
-        raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
+        raise UsageError(f"no mode {quoted(mode)} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
     if capability is None:
         capability = (0, 0) if missing or mode == "cpu" else capability_of_gpu()
     why = "as asked"
@@ -57,7 +58,7 @@ def choose_mode(
         mode, precision = "im2col", None
     precision = precision or DEFAULT_PRECISION[mode]
     if (mode, precision) not in MODES:
-        raise UsageError(f"mode {mode} has no precision {precision!r}; it has {', '.join(p for m, p in MODES if m == mode)}")
+        raise UsageError(f"mode {mode} has no precision {quoted(precision)}; it has {', '.join(p for m, p in MODES if m == mode)}")
     row = MODES[mode, precision]
     if row.device == "gpu" and missing:
         raise GpuUnavailable(missing)

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nbcnn.files import atomic
+from nbcnn.files.quote import quoted
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import decode
 
@@ -94,9 +95,9 @@ def save(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, s
         array = np.asarray(tensors[name])
         dtype = array.dtype.newbyteorder("<")
         if dtype not in _CODES:
-            raise ValueError(f"tensor {name!r} is {array.dtype}; a checkpoint holds {', '.join(d.name for d in _CODES)}")
+            raise ValueError(f"tensor {quoted(name)} is {array.dtype}; a checkpoint holds {', '.join(d.name for d in _CODES)}")
         if name == _METADATA or not _counts(list(array.shape)):
-            raise ValueError(f"tensor {name!r} of shape {array.shape} has no place in a checkpoint")
+            raise ValueError(f"tensor {quoted(name)} of shape {array.shape} has no place in a checkpoint")
         # ascontiguousarray would turn a scalar's shape () into (1,), so the shape is taken before.
         entries[name] = {"dtype": _CODES[dtype], "shape": list(array.shape), "data_offsets": [begin, begin + array.nbytes]}
         parts.append(np.ascontiguousarray(array, dtype))
@@ -157,7 +158,7 @@ def _read(path: Path) -> Saved:
     for name, tensor in tensors.items():
         bad = tensor.size - np.isfinite(tensor).sum() if tensor.dtype.kind == "f" else 0
         if bad:
-            raise CheckpointError(f"tensor {name!r} holds {bad:,} values that are NaN or Inf")
+            raise CheckpointError(f"tensor {quoted(name)} holds {bad:,} values that are NaN or Inf")
     seal, older = metadata.pop(_SEAL, None), metadata.pop(_OLDER_SEAL, None)
     if seal is not None and seal != _sealed(content):
         raise CheckpointError("the checksum in its header is not that of the file: bytes were changed after it was written")
@@ -197,9 +198,9 @@ def _parse(content: bytes) -> tuple[Tensors, Metadata, memoryview]:
     at = 0
     for name, (begin, end, _, _) in sorted(places.items(), key=lambda item: item[1][:2]):
         if begin != at:
-            raise CheckpointError(f"tensor {name!r} starts at byte {begin:,} of the data, expected {at:,}: tensors overlap or leave a hole")
+            raise CheckpointError(f"tensor {quoted(name)} starts at byte {begin:,} of the data, expected {at:,}: tensors overlap or leave a hole")
         if end > len(data):
-            raise CheckpointError(f"tensor {name!r} ends at byte {end:,} of the data, the file has {len(data):,}: truncated")
+            raise CheckpointError(f"tensor {quoted(name)} ends at byte {end:,} of the data, the file has {len(data):,}: truncated")
         at = end
     if at != len(data):
         raise CheckpointError(f"{len(data) - at:,} bytes follow the last tensor")
@@ -225,17 +226,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _place(name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...]]:
     """(begin, end, the format's name of the dtype, shape) of one header entry, or CheckpointError with the tensor's name."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"tensor {name!r} needs exactly dtype, shape and data_offsets in the header")
+        raise CheckpointError(f"tensor {quoted(name)} needs exactly dtype, shape and data_offsets in the header")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     known = DTYPES | HALVES
     if not isinstance(code, str) or code not in known:
-        raise CheckpointError(f"tensor {name!r} has dtype {code!r}; nbcnn reads {', '.join(known)}")
+        raise CheckpointError(f"tensor {quoted(name)} has dtype {quoted(code)}; nbcnn reads {', '.join(known)}")
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"tensor {name!r} has shape {shape!r} and data_offsets {offsets!r}: not lists of sizes")
+        raise CheckpointError(f"tensor {quoted(name)} has shape {quoted(shape)} and data_offsets {quoted(offsets)}: not lists of sizes")
     begin, end = offsets
     nbytes = numel(tuple(shape)) * known[code].itemsize
     if end - begin != nbytes:
-        raise CheckpointError(f"tensor {name!r} of {code} {shape} needs {nbytes:,} bytes, its data_offsets give {end - begin:,}")
+        raise CheckpointError(f"tensor {quoted(name)} of {code} {shape} needs {nbytes:,} bytes, its data_offsets give {end - begin:,}")
     return begin, end, code, tuple(shape)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.files import atomic, document, lock
+from nbcnn.files.quote import quoted
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, Metadata, Tensors
 
@@ -121,7 +122,7 @@ class RunFolder:
             held = config.get(part) if isinstance(config, dict) else None
             absent = [name for name in form if not isinstance(held, dict) or name not in held]
             if absent:
-                raise RunError(f"{self.config_path} is no description of a run: {absent[0]!r} is missing in its {part!r}")
+                raise RunError(f"{self.config_path} is no description of a run: {quoted(absent[0])} is missing in its {quoted(part)}")
         try:
             document.fits(config, _FORM, str(self.config_path))
         except document.DocumentError as error:

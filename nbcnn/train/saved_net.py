@@ -7,6 +7,7 @@ from typing import Any
 
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn import description, models
 from nbcnn.nn.params import ParameterError, under
 from nbcnn.plan.graph import named
@@ -52,7 +53,7 @@ def fill(net: Net, saved: Saved) -> None:
 def cut(model: str, at: str | None) -> str:
     """The layer whose output the features are: `at`, or the code of a ready-made model. Raises UsageError where neither is known."""
     if at is None and model not in models.CODES:
-        raise UsageError(f"which layer of model {model!r} makes a code is not known: name it by --at, for instance --at pool1")
+        raise UsageError(f"which layer of model {quoted(model)} makes a code is not known: name it by --at, for instance --at pool1")
     return at or models.code(model)
 
 

@@ -1,0 +1,88 @@
+"""Tests of settings and numbers that nobody means: each ends with exit code 2 and a short sentence, at once."""
+
+from __future__ import annotations
+
+import os
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from scripts import exits, message, train
+
+from nbcnn.cli import train_flags
+from nbcnn.files.errors import UsageError
+from nbcnn.nn.optim import Constant, Cosine
+
+
+def refused(capsys, argv, words):
+    text = message(capsys, exits(train, argv), 2)
+    assert words in text
+    assert len(text) < 500
+    assert text.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = " + "[" * 5000, "is no TOML"),
+        ("a" + ".a" * 3000 + " = 1", "tables more than 8 deep"),
+        ("a" + ".a" * 20 + " = 1", "tables more than 8 deep"),
+        ("batch = " + "9" * 5000, "is no TOML"),
+        ("batch = " + "9" * 30, "batch: '99999999"),
+        ('"\x1b" = 1', "is no TOML"),
+        ('"\\u001b[31m" = 1', r"no setting '\x1b[31m'"),
+        ("x" * 5000 + " = 1", "no setting 'xxxx"),
+        ('model = "' + "x" * 5000 + '"', "model: 'xxxx"),
+        ('augment = "' + "flip," * 5000 + '"', "augment: flip stands twice"),
+        ("lr = nan", "lr: 'nan' is not more than 0"),
+        ("epochs = 1979-05-27", "epochs is one value"),
+        ("\xff", "is no TOML"),
+    ],
+)
+def test_settings_that_nobody_means(tmp_path, capsys, text, words):
+    path = tmp_path / "run.toml"
+    path.write_bytes(text.encode("latin1"))
+    refused(capsys, ["--config", path], words)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path), lambda path: path.write_bytes(bytes(2 << 20))])
+def test_settings_are_a_small_regular_file(tmp_path, capsys, make):
+    make(tmp_path / "run.toml")
+    refused(capsys, ["--config", tmp_path / "run.toml"], "cannot be read: it ")
+
+
+@pytest.mark.parametrize("flag", ["--epochs", "--batch", "--limit", "--save-every"])
+@pytest.mark.parametrize("digits", [10, 30, 5000])
+def test_numbers_of_thirty_digits_are_refused(capsys, flag, digits):
+    refused(capsys, [flag, "9" * digits], "is no" if digits > 4300 else "is not below 2,147,483,648")
+
+
+def test_flags_with_escape_sequences_are_printed_escaped(capsys):
+    refused(capsys, ["--model", "a\x1b[31mb"], r"a\x1b[31mb")
+
+
+def test_a_run_of_a_thousand_million_epochs_is_refused_before_its_table_is_made(capsys):
+    tracemalloc.start()
+    begun = time.perf_counter()
+    try:
+        refused(capsys, ["--epochs", "1000000000", "--dataset", "shapes", "--mode", "cpu", "--limit", "8", "--quiet"], "1,000,000,000 epochs of")
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.perf_counter() - begun < 20
+
+
+def test_a_long_table_of_rates_is_made_in_blocks():
+    """The rate of a step is that of its formula, on both sides of the end of a block of 65,536."""
+    steps = 200_000
+    made = Cosine(0.5, warmup=2).rates(steps, 50_000)
+    at = np.array([0, 65_535, 65_536, 131_071, 131_072, steps - 1])
+    wanted = 0.5 * np.minimum(1, (at + 1) / 100_000) * 0.5 * (1 + np.cos(np.pi * at / steps))
+    np.testing.assert_array_equal(made[at], wanted.astype(np.float32))
+    with pytest.raises(UsageError, match="too long"):
+        Constant(0.1).rates((1 << 26) + 1, 1)
+
+
+def test_numbers_within_their_bounds_are_taken():
+    assert train_flags.parse(["--epochs", "1_000", "--batch", "1,024", "--seed", str(2**63 - 1)]).seed == 2**63 - 1
