@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from nbcnn.plan.lowering import banks_of
 from nbcnn.plan.packing import table
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import FLOATING, decode
+from nbcnn.run import blas
 
 
 class Program:
@@ -32,6 +34,7 @@ class Program:
         self._params, self._arena, self._fixed = params, arena, dict(fixed)
         self._fixed |= constants(plan, params, fixed)
         self.bound: list[tuple[Planned, list[Any]]] = [(item, list(item.how.impl.bind(self._call(item)))) for item in plan.steps]
+        self._threads: Callable[[], Any] = blas.single if self.device.name == "host" and blas.one_thread(plan) else nullcontext
         self._replay: Callable[[], None] | None = None
         self._segments: list[Planned | Callable[[], None]] | None = None
         self._moved: dict[Planned, list[Any]] = {}
@@ -83,8 +86,9 @@ class Program:
     def run(self) -> None:
         """Enqueue every launch, one by one."""
         stream = getattr(self.device, "stream", 0)
-        for launch in self.launches:
-            launch.run(stream)
+        with self._threads():
+            for launch in self.launches:
+                launch.run(stream)
 
     def prepare(self) -> None:
         """Make the plan ready to replay. On a GPU this runs it once, so what it writes is overwritten."""
@@ -105,7 +109,8 @@ class Program:
         """Run the whole plan asynchronously: one CUDA graph on a GPU. Prepares on first use."""
         if self._replay is None:
             self.prepare()
-        self._replay()  # type: ignore[misc]
+        with self._threads():
+            self._replay()  # type: ignore[misc]
 
     def run_with(self, arrays: Mapping[Buf, Any]) -> None:
         """Run the whole plan asynchronously with other arrays for some of the caller's Bufs, of which every call must name the same.
