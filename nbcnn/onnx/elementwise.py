@@ -112,6 +112,24 @@ def clip(node: Node) -> Val:
     return node.sheet.alike(ReLU() if (low, high) == (0.0, None) else Clip(low, high), node.value())
 
 
+@op("Max Min", "MaxPool2d over what Concat puts side by side; with a constant of one number Clip")
+def largest(node: Node) -> Val:
+    values, constants = _split(node)
+    sheet, sign = node.sheet, 1 if node.op == "Max" else -1
+    top, *others = node.together(values)
+    for each, _ in constants:
+        c = node.broadcastable(each, top)
+        if c.size == 1 and c.ndim <= len(top.dims):
+            end = float(c.reshape(()))
+            top = top if end == -sign * np.inf else sheet.alike(Clip(end, None) if sign > 0 else Clip(None, end), top)
+        else:
+            # A constant beside every example: 0·x + c.
+            others = [*others, sheet.affine(sheet.scaled(top, 0.0), None, c)]
+    for other in others:
+        top = sheet.scaled(sheet.larger(sheet.scaled(top, sign), sheet.scaled(other, sign)), sign)
+    return top
+
+
 @op("Identity", "none")
 def identity(node: Node) -> Val:
     return node.value()

@@ -18,9 +18,10 @@ import numpy as np
 from nbcnn.files.quote import quoted
 from nbcnn.nn.activations import Power, Scale
 from nbcnn.nn.graphs import Graph, Value
-from nbcnn.nn.joins import Add, Mul, Reshape
+from nbcnn.nn.joins import Add, Concat, Mul, Reshape
 from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.maps import LinearMap, Permute
+from nbcnn.nn.resampling import MaxPool2d
 from nbcnn.onnx.errors import Unsupported
 from nbcnn.onnx.rows import Rows, taken
 from nbcnn.plan.shapes import numel
@@ -260,6 +261,14 @@ class Sheet:
     def sum(self, values: Sequence[Val]) -> Val:
         """The sum of values, which are repeated to one shape."""
         return self.joined(Add(), values) if len(values) > 1 else values[0]
+
+    def larger(self, a: Val, b: Val) -> Val:
+        """The larger of each two elements, which are repeated to one shape: a maximum over the two rows of an image, so without any rounding."""
+        dims = broadcast([a.dims, b.dims])
+        size = numel(dims)
+        rows = self.call(Concat(), [self.shaped(self.expanded(each, dims), (size,)) for each in (a, b)])
+        made = self.call(MaxPool2d((2, 1)), self.call(Reshape((1, 2, size)), rows))
+        return Val(self.call(Reshape((size,)), made), dims)
 
     def product(self, a: Val, b: Val) -> Val:
         """a·b, element by element, repeated to one shape. A factor for each channel of images is repeated by the layer itself."""

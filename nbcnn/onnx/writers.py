@@ -95,7 +95,6 @@ PLAIN: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     activations.LogSoftmax: ("LogSoftmax", lambda layer: {"axis": 1}),
     layers.Flatten: ("Flatten", lambda layer: {"axis": 1}),
     joins.Add: ("Sum", lambda layer: {}),
-    joins.Mul: ("Mul", lambda layer: {}),
     joins.Concat: ("Concat", lambda layer: {"axis": 1}),
 }
 """Layers that are one node without parameters: its op and attributes."""
@@ -105,6 +104,18 @@ PLAIN: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 def _plain(writer: Writer, layer: Any, name: str, reads: Sequence[str], shapes: Sequence[Shape]) -> str:
     op, attributes = PLAIN[type(layer)]
     return writer.node("Add" if op == "Sum" and len(reads) == 2 else op, reads, name, **attributes(layer))
+
+
+@writes(joins.Mul)
+def _product(writer: Writer, layer: Any, name: str, reads: Sequence[str], shapes: Sequence[Shape]) -> str:
+    # Broadcasting matches the last axes, and a factor (N, C) of images belongs to their channels.
+    axes = max(map(len, shapes))
+    wide = [(*shape, *(1,) * (axes - len(shape))) for shape in shapes]
+    given = [
+        x if shape == whole else _shaped(writer, x, f"{name}.factor{at}", whole)
+        for at, (x, shape, whole) in enumerate(zip(reads, shapes, wide, strict=True), 1)
+    ]
+    return writer.node("Mul", given, name)
 
 
 @writes(layers.Conv2d)

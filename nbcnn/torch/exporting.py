@@ -16,7 +16,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.model.files import COUNTERS
 from nbcnn.nn.activations import ELU, GELU, HardSwish, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softmax, Swish, Tanh
 from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
-from nbcnn.nn.graphs import wired
+from nbcnn.nn.graphs import Graph, wired
 from nbcnn.nn.joins import Add, Concat, Mul, Pad, Reshape
 from nbcnn.nn.layer import pair
 from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
@@ -41,11 +41,15 @@ def module_of(layers: Any) -> fx.GraphModule:
     """
     writing = _Writing()
     whole = wired(layers)
+    shapes = layers.shapes() if isinstance(layers, Graph) else []
     values: dict[int, fx.Node] = {}
     for at in range(whole.inputs):
         values[at] = writing.graph.placeholder("x" if whole.inputs == 1 else f"x{at + 1}")
     for name, layer, reads, writes in whole.nodes:
-        values[writes] = writing.call(layer_of(name), layer, [values[at] for at in reads])
+        given = [values[at] for at in reads]
+        if isinstance(layer, Mul):
+            given = writing.widened(given, [shapes[at] for at in reads])
+        values[writes] = writing.call(layer_of(name), layer, given)
     if writing.problems:
         raise Unsupported("PyTorch has no counterpart of these layers", list(dict.fromkeys(writing.problems)))
     made = [values[at] for at in whole.outputs]
@@ -67,6 +71,14 @@ class _Writing:
     def __init__(self) -> None:
         self.graph, self.root = fx.Graph(), nn.Module()
         self.problems: list[str] = []
+
+    def widened(self, reads: Sequence[fx.Node], shapes: Sequence[tuple[int, ...]]) -> list[fx.Node]:
+        """The operands of a product; a factor (N, C) of images as (N, C, 1, 1), because broadcasting matches the last axes."""
+        axes = max(map(len, shapes))
+        return [
+            x if len(shape) == axes else self.graph.call_function(torch.reshape, (x, (-1, *shape, *(1,) * (axes - len(shape)))))
+            for x, shape in zip(reads, shapes, strict=True)
+        ]
 
     def call(self, name: str, layer: Any, reads: Sequence[fx.Node]) -> fx.Node:
         """The node of a layer called on others."""

@@ -269,6 +269,11 @@ def add(c: Call, input: Any, other: Any, *, alpha: Any = 1) -> Value:
 
 
 def mul(c: Call, input: Any, other: Any) -> Value:
+    shapes = [value.shape for value in values_of([input, other])]
+    if len({len(shape) for shape in shapes}) > 1:
+        raise Refused(
+            f"examples of {shapes[0]} and {shapes[1]}, which broadcasting matches from the last axis; view the factor of channels as (N, C, 1, 1)"
+        )
     return c.make(Mul(), [input, other])
 
 

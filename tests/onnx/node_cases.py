@@ -17,13 +17,13 @@ OPS = (
     *("MeanVarianceNormalization", "LpNormalization", "RMSNormalization"),
     *("Relu", "LeakyRelu", "PRelu", "Elu", "Celu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus", "Softsign"),
     *("Gelu", "Tanh", "ThresholdedRelu", "Clip", "Softmax", "LogSoftmax", "Abs", "Neg", "Sqrt", "Reciprocal"),
-    *("Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Pow", "Sum", "Mean", "ReduceMean"),
+    *("Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Pow", "Sum", "Mean", "Max", "Min", "ReduceMean"),
     *("Concat", "Split", "Slice", "Pad", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Identity", "Dropout"),
     *("Resize", "Upsample", "DepthToSpace", "SpaceToDepth"),
     *("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),
 )
 """The ops whose cases are counted."""
-BOTH = ("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Concat")
+BOTH = ("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Max", "Min", "Concat")
 """Ops whose further operands are examples, too."""
 LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 

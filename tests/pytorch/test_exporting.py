@@ -122,6 +122,19 @@ def test_ready_models_do_too(name):
     assert_as_exact(model.predict(x.numpy()), nbcnn.torch.to_module(model), (x,))
 
 
+@pytest.mark.parametrize("width", [4, 6])
+def test_a_factor_of_channels_is_no_factor_of_columns(width):
+    """(N, C, H, W) times (N, C), in both orders, with as many columns as channels and with more."""
+    x = Input((4, 5, width))
+    factor = Sigmoid()(GlobalAvgPool2d()(x))
+    model = built(nbcnn.Graph.of(x, Add()([x * factor, factor * x, x * Reshape((4, 1, 1))(factor)])), (4, 5, width))
+    module = nbcnn.torch.to_module(model)
+    images = torch.rand(3, 4, 5, width, generator=torch.Generator().manual_seed(5))
+    assert_as_exact(model.predict(images.numpy()), module, (images,))
+    back = nbcnn.torch.from_module(module, images, mode="cpu")
+    np.testing.assert_allclose(back.predict(images.numpy()), model.predict(images.numpy()), rtol=1e-6)
+
+
 def test_graphs_with_shared_layers_go_there_and_back():
     x = Input(IMAGE)
     shared = Conv2d(4, 3, padding=1)
