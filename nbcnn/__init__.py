@@ -204,7 +204,15 @@ __all__ = [
 ]
 
 
+_PACKAGES = ("datasets", "onnx", "sklearn", "torch")
+"""Packages for users beside the names above: nbcnn.datasets.load works after `import nbcnn` alone."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        import importlib
+
+        return importlib.import_module(f"nbcnn.{name}")
     if name not in _MODULE:
         raise AttributeError(f"module 'nbcnn' has no attribute {name!r}")
     import importlib
@@ -215,4 +223,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE])
+    return sorted({*globals(), *_MODULE, *_PACKAGES})

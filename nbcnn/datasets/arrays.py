@@ -6,6 +6,7 @@ that later ones are taken alike, and scales floats.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +147,9 @@ class Form:
     Bytes come as they are, and the network sees value/255. Floats, and integers beyond a byte, become float32 (x − low)/(high − low), where low
     and high are 0 and 1 if the first data lie between them, else their least and greatest value; later data may lie outside of them.
 
-    `take(x)` makes uint8 or float32 (N, *shape) of what the caller has. Raises UsageError for examples of another form.
+    `take(x)` makes uint8 or float32 (N, *shape) of what the caller has. Raises UsageError for examples of another form, and warns (UserWarning) of
+    values that lie outside of the first data's range by more than its width: bytes for a network of standardised floats, floats up to 255 for one
+    of bytes.
 
     Example:
         >>> import numpy as np, nbcnn
@@ -166,7 +169,28 @@ class Form:
         if not given.size:
             return np.empty((0, *self.shape), np.uint8 if self.scale is None else np.float32)
         placed, _ = _channels_first(given, channels_last, self.shape, name)
+        self._warn(placed, name)
         return np.ascontiguousarray(_scaled(placed, self.scale, name))
+
+    def words(self) -> str:
+        """The range of the first data, and how the network sees it."""
+        if self.scale is None:
+            return "bytes, of which 255 is 1"
+        low, high = self.scale
+        return "floats from 0 to 1, as they are" if self.scale == (0.0, 1.0) else f"floats from {low:.4g} to {high:.4g}, which become 0 to 1"
+
+    def _warn(self, x: np.ndarray, name: str) -> None:
+        """Say so where values of `x` are of another scale than the first data's."""
+        if self.scale in (None, (0.0, 1.0)) and (x.dtype.kind == "b" or x.dtype == np.uint8):
+            return  # a byte of 255 is 1
+        low, high = self.scale or ((0.0, 1.0) if x.dtype.kind == "f" else (0.0, 255.0))
+        least, most, width = float(x.min()), float(x.max()), high - low
+        if np.isfinite(least + most) and (least < low - width or most > high + width):
+            warnings.warn(
+                f"{name} lie from {least:.4g} to {most:.4g}, and the network was trained on {self.words()}: "
+                "scale them as those were, or results mean nothing",
+                stacklevel=2,
+            )
 
     def outer(self, channels_last: bool) -> tuple[int, ...]:
         """The shape of an example as the caller has it."""
@@ -181,6 +205,10 @@ class Forms:
     """
 
     parts: tuple[Form, ...]
+
+    def words(self) -> str:
+        """The ranges of the first data, input by input."""
+        return "; ".join(f"input {at}: {part.words()}" for at, part in enumerate(self.parts, 1))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -61,6 +61,10 @@ class Masks:
             if ((masks >= len(self.classes)) & (masks != VOID)).any():
                 raise ValueError(f"{split} masks have values that are neither one of {len(self.classes)} classes nor {VOID}, which is none")
 
+    def __repr__(self) -> str:
+        sizes = " and ".join("×".join(map(str, each.shape)) for each in (self.train, self.test))
+        return f"<Masks of {len(self.classes)} classes: {sizes}>"
+
     @property
     def has_void(self) -> bool:
         """Whether a pixel has no class."""
@@ -107,6 +111,13 @@ class Dataset:
         for images, masks in ((self.train_images, self.masks.train), (self.test_images, self.masks.test)) if self.masks else ():
             if masks.shape != (len(images), *images.shape[2:]):
                 raise ValueError(f"{self.name}: masks are {masks.shape} for images of {images.shape}")
+
+    def __repr__(self) -> str:
+        size = "×".join(map(str, self.train_images.shape[1:]))
+        classes = f", {len(self.classes)} classes" if self.classes else ", no labels"
+        masks = f", masks of {len(self.masks.classes)} classes" if self.masks else ""
+        counts = f"{len(self.train_images):,} training and {len(self.test_images):,} test images"
+        return f"<Dataset {self.name}: {counts} of {size}, {self.train_images.dtype}{classes}{masks}>"
 
     def cut(self, limit: int | None) -> Dataset:
         """The first `limit` images of each split (all of them if None or fewer). Raises ValueError if `limit` < 1."""

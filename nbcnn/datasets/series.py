@@ -68,6 +68,10 @@ class SeriesDataset:
     change: float
     loss: str = "log-mse"
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(starts):,} {part}" for part, starts in self.starts.items())
+        return f"<SeriesDataset {self.name}: {counts} windows of {len(self.features)} features>"
+
     def windows(self, part: str) -> Windows:
         """The windows of a part. Targets are readings for rmsle; for log-mse the change of the logarithm since the hour before,
         in multiples of `change`: a network that has learnt nothing is as good as the last value, and errors are those of the logarithm.

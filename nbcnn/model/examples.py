@@ -123,7 +123,9 @@ def validation_of(net: Net, form: Form | Forms, data: Any, channels_last: bool |
         return None, None
     if callable(data) and not hasattr(data, "__array__"):
         raise UsageError("validation_data must be arrays; only the training data may be a callable")
-    if isinstance(data, tuple | list) and len(data) == 2:
+    if hasattr(data, "train_images"):
+        x, y, *_ = from_dataset(data, None, None, net.layers[-1].needs_labels, len(net.output_shapes) == 1 and bool(net.plane), test=True)
+    elif isinstance(data, tuple | list) and len(data) == 2:
         x, y = data
     elif net.takes_classes or isinstance(data, tuple | list):
         raise UsageError("validation_data must be (x, y)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -170,7 +171,8 @@ class Model(Weights):
         net = self.net
         frozen = sum(1 for name in net.params.layout.names if not self._factors.get(name, Factor()).lr)
         note = f"\n{frozen} of {len(net.params.layout.names)} parameters frozen" if frozen else ""
-        return Shown(f"{summary(net.layers, net.input_shape)}{note}\n{net.mode} {net.precision} on {net.device_name} ({net.why})")
+        form = f"\nexamples: {self.form.words()}" if self._learnt and self.form else ""
+        return Shown(f"{summary(net.layers, net.input_shape)}{note}{form}\n{net.mode} {net.precision} on {net.device_name} ({net.why})")
 
     @in_turn
     def explain(self, batch_size: int = 256) -> Shown:
@@ -224,15 +226,15 @@ class Model(Weights):
                          x and y may lie on the GPU, as C-contiguous arrays of PyTorch, CuPy or JAX, and are then trained on where they lie: x uint8
                          or float32 (N, …), taken as it is; of y classes are checked on the host, and values are read on the GPU. They must not
                          be written to meanwhile. Validation data is copied to the host.
-                         Or x is a data set of `nbcnn.datasets`, which brings its labels, or its masks for an output (classes, H, W), and, as
-                         validation data, its test images.
+                         Or x is a data set of `nbcnn.datasets`, which brings its labels, or its masks for an output (classes, H, W), the names
+                         of its classes, and, as validation data, its test images.
                          Or x is a callable: x(epoch), of epoch 0, 1, …, starts an epoch and returns its batches, each (x, y), or x alone where
                          there is no y. Batches are trained on as they come, none is shuffled; all have one size but for the last of an epoch. A
                          thread reads them ahead, in order.
         epochs           passes over the examples.
         batch_size       examples a training step; None is 64, or all if there are fewer. A callable's batches have their own.
         optimizer        `SGD(lr=…)`, `Adam(lr=…)` or `AdamW(lr=…)`; None is SGD().
-        validation_data  (x, y), or x for "mse": evaluated after every epoch, never trained on.
+        validation_data  (x, y), or x for "mse", or a data set, of which the test images count: evaluated after every epoch, never trained on.
         callbacks        of `nbcnn.Callback`: reading, epoch, end, close. One that raises ends the training with CallbackError.
         run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
         flip             mirror each image with probability 1/2.
@@ -281,6 +283,7 @@ class Model(Weights):
                 raise UsageError("steps_per_epoch is for a callable; arrays have as many steps as batches: leave it out")
             if hasattr(x, "train_images"):  # whether its labels or its masks are wanted follows from the network's output
                 self.build(self._learn(x.train_images, channels_last).shape)
+                self._take_classes(x)
             x, y, validation_data = on_gpu.device_arrays(x, y, validation_data)
             x, y, validation_data, name = from_dataset(x, y, validation_data, self.loss.needs_labels, self._of_pixels())
             if isinstance(x, DeviceArray):
@@ -291,6 +294,8 @@ class Model(Weights):
             targets = targets_of(self.net, y, x, len(images), channels_last)
         assert self.form is not None
         test_images, test_targets = validation_of(self.net, self.form, validation_data, channels_last)
+        if verbose and not self._trained.epochs:
+            print(f"trained on {self.form.words()}", file=sys.stderr, flush=True)
         with ExitStack() as held:
             held.enter_context(self._trains())
             return train(
@@ -309,6 +314,12 @@ class Model(Weights):
                 },
                 verbose=verbose,
             )
+
+    def _take_classes(self, data: Any) -> None:
+        """Take the names of the classes of a data set, unless the model has some: of its masks where the network classifies pixels."""
+        named = data.masks if self._of_pixels() else data
+        if self.classes is None and self.net.takes_classes and named is not None and len(named.classes or ()) == self.net.classes:
+            self.classes = tuple(named.classes)
 
     def _learn(self, x: Any, channels_last: bool | None) -> Form | Forms:
         """The form of examples, from `x` if they are the first."""

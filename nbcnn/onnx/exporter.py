@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,19 @@ def _notes(model: Any) -> dict[str, str]:
         made["classes"] = list(model.classes)
     if net.has_loss:
         made["loss"] = description.as_data([net.layers[-1]])
-    return {f"nbcnn.{key}": json.dumps(value) for key, value in made.items()}
+    return {f"nbcnn.{key}": json.dumps(value) for key, value in made.items()} | {"nbcnn.input": _input_words(forms)}
+
+
+def _input_words(forms: Sequence[Form]) -> str:
+    """What the inputs of the file are, for people who feed them: floats, which the network scales itself of `Model.predict` alone."""
+
+    def one(form: Form) -> str:
+        if form.scale in (None, (0.0, 1.0)):
+            return f"floats from 0 to 1{', bytes divided by 255' if form.scale is None else ''}"
+        low, high = form.scale
+        return f"(x - {low!r}) / {high - low!r} of values x, which lay from {low!r} to {high!r} in training"
+
+    return "; ".join(one(form) for form in forms)
 
 
 def _normalised(writer: Writer, normalisation: Any, x: str, shape: Shape) -> str:

@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -594,3 +595,62 @@ def test_a_normalised_model_is_saved_and_used_with_its_normalisation(tmp_path):
     assert again.normalisation == normal
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
     np.testing.assert_array_equal(again.features(x, at="conv1"), model.predict(x))
+
+
+def test_fit_keeps_the_class_names_of_a_data_set_and_takes_one_for_validation():
+    data = nbcnn.datasets.load("digits", limit=64)
+    with nbcnn.Model([Flatten(), Linear(10)], "cross_entropy", mode="cpu") as model:
+        history = model.fit(data.train_images, data.train_labels, validation_data=data, verbose=0)
+        assert model.classes is None
+        assert history.rows[-1]["val_accuracy"] == model.evaluate(data)["accuracy"]
+        model.fit(data, verbose=0)
+        assert model.classes == data.classes
+    with nbcnn.Model([Flatten(), Linear(10)], "cross_entropy", mode="cpu", classes=list("abcdefghij")) as model:
+        model.fit(data, verbose=0)
+        assert model.classes == tuple("abcdefghij"), "names that were given stay"
+    with nbcnn.Model([Flatten(), Linear(12)], "cross_entropy", mode="cpu") as model:
+        model.fit(data, verbose=0)
+        assert model.classes is None, "ten names do not fit twelve outputs"
+
+
+def test_a_data_set_is_a_line_and_the_package_has_its_parts():
+    assert repr(nbcnn.datasets.load("digits")) == "<Dataset digits: 1,437 training and 360 test images of 3×32×32, uint8, 10 classes>"
+    shapes = nbcnn.datasets.load("shapes", limit=5)
+    assert repr(shapes) == "<Dataset shapes: 5 training and 5 test images of 3×32×32, uint8, 10 classes, masks of 11 classes>"
+    assert repr(shapes.masks) == "<Masks of 11 classes: 5×32×32 and 5×32×32>"
+    energy = repr(nbcnn.datasets.load_series("energy", limit=7))
+    assert energy.startswith("<SeriesDataset energy")
+    assert "\n" not in energy
+    code = "import nbcnn; nbcnn.datasets.load; nbcnn.sklearn.ConvClassifier; assert {'datasets', 'onnx', 'sklearn', 'torch'} <= set(dir(nbcnn))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=ROOT)
+
+
+def test_fit_says_the_range_of_the_numbers_and_other_ranges_are_warned_of(capsys):
+    random = np.random.default_rng(0)
+    data = random.integers(0, 256, (32, 3, 6, 6), dtype=np.uint8)
+    y = np.arange(32) % 2
+
+    def trained(x):
+        model = nbcnn.Model([Flatten(), Linear(2)], "cross_entropy", mode="cpu")
+        model.fit(x, y)
+        return model, capsys.readouterr().err.splitlines()[0]
+
+    standardised = (data.astype(np.float32) - 127.5) / 74
+    low, high = standardised.min(), standardised.max()
+    floats, said = trained(standardised)
+    assert said == f"trained on floats from {low:.4g} to {high:.4g}, which become 0 to 1"
+    assert said.removeprefix("trained on ") in floats.summary()
+    for call in (floats.predict, lambda x: floats.evaluate(x, y), lambda x: floats.features(x, at="flatten1")):
+        with pytest.warns(UserWarning, match=r"examples lie from 0 to 255, and the network was trained on floats from -1\.7"):
+            call(data)
+    of_bytes, said = trained(data)
+    assert said == "trained on bytes, of which 255 is 1"
+    for wrong in (data.astype(np.float32), standardised):
+        with pytest.warns(UserWarning, match="and the network was trained on bytes, of which 255 is 1"):
+            of_bytes.predict(wrong)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        floats.predict(standardised * 1.5)
+        of_bytes.predict(data.astype(np.float32) / 255)
+        of_bytes.predict(data.astype(np.int64))
+        of_bytes.predict(data.astype(bool))
