@@ -34,6 +34,7 @@ from nbcnn.gpu import memory
 TESTS = ("test", "val", "validation")
 _NAMED = 5
 """Files that a message names; of the others it gives the number."""
+_THREADS = min(16, (os.cpu_count() or 1) + 2)
 LINE_SECONDS = 5.0
 
 
@@ -65,7 +66,9 @@ def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset
     size = own.size or _one_size([*train, *test], headers)
     channels = 1 if all(header.grey for header in headers) else 3
     planes = channels + (train[0].mask is not None)
-    _check_memory(len(headers) * planes * size[0] * size[1], root)
+    largest = max(header.size[0] * header.size[1] for header in headers)
+    decoded = min(image_files.MOST_PIXELS, largest * min(_THREADS, len(headers))) * image_files.DECODED_BYTES
+    _check_memory(len(headers) * planes * size[0] * size[1] + decoded, root)
     images = np.empty((len(headers), channels, *size), np.uint8)
 
     def read(item: tuple[File, Header, np.ndarray]) -> str | None:
@@ -244,7 +247,7 @@ def _each(work: Callable[[Any], Any], items: Sequence[Any], doing: str, progress
     started = told = time.perf_counter()
     from concurrent.futures import ThreadPoolExecutor  # with logging, and few runs have images of their own
 
-    with ThreadPoolExecutor(min(16, (os.cpu_count() or 1) + 2), thread_name_prefix="nbcnn-reader") as pool:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="nbcnn-reader") as pool:
         for result in pool.map(work, items, chunksize=16):
             if isinstance(result, str):
                 errors.append(result)

@@ -15,11 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
+from nbcnn.datasets import image_files
 from nbcnn.datasets.dataset import VOID, DataError, Log, Masks
-from nbcnn.files import atomic
+from nbcnn.files import atomic, regular
+from nbcnn.files.quote import brief, printable
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
 """Names of the two folders, and of the file beside them."""
+LONGEST = 1 << 20
+"""Bytes of the file of names at most."""
 _MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -35,18 +39,19 @@ def read(path: Path, expected: tuple[int, int], fit: tuple[int, int] | None = No
     """
     from PIL import Image, ImageOps
 
-    with Image.open(path) as opened:
+    with image_files.opened(path) as opened:
         if opened.format == "JPEG":
             raise ValueError("a JPEG file does not keep the values of its pixels, which are classes here; save masks as PNG")
         if opened.mode not in _MODES:
             raise ValueError(f"a pixel of a mask is one number, its class; this image is {opened.mode}, save it as grey or with a palette")
-        image = ImageOps.exif_transpose(opened)
-        size = (image.height, image.width)
-        if size != expected:
-            raise ValueError(f"it is {size[0]}×{size[1]}, and its image {expected[0]}×{expected[1]} (height×width): both must be of one size")
-        if fit and size != fit:
-            image = ImageOps.fit(image, (fit[1], fit[0]), Image.Resampling.NEAREST)
-        values = np.asarray(image)
+        with image_files.decoding(opened):
+            image = ImageOps.exif_transpose(opened)
+            size = (image.height, image.width)
+            if size != expected:
+                raise ValueError(f"it is {size[0]}×{size[1]}, and its image {expected[0]}×{expected[1]} (height×width): both must be of one size")
+            if fit and size != fit:
+                image = ImageOps.fit(image, (fit[1], fit[0]), Image.Resampling.NEAREST)
+            values = np.asarray(image)
     if values.dtype == bool:
         return values.astype(np.uint8) * np.uint8(VOID)
     if values.min() < 0 or values.max() > VOID:
@@ -91,9 +96,9 @@ def names_in(folder: Path) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     try:
-        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        names = tuple(printable(line.strip(), "") for line in regular.read(path, LONGEST).decode().splitlines() if line.strip())
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text: {error}. It needs the name of a class in each line") from None
+        raise DataError(f"{path} is no text: {brief(error)}. It needs the name of a class in each line") from None
     if len(set(names)) < len(names) or not 2 <= len(names) <= VOID:
         raise DataError(f"{path} must name 2 to {VOID} classes, each once, one a line; it has {len(names)} lines of {len(set(names))} names")
     return names

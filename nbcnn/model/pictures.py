@@ -21,7 +21,7 @@ def files_in(paths: Sequence[Path | str]) -> list[Path]:
         elif path.is_file():
             found.append(path)
         else:
-            raise UsageError(f"there is no file or folder {path}")
+            raise UsageError(f"{path} is no regular file" if path.exists() else f"there is no file or folder {path}")
     if not found:
         raise UsageError(f"no image in {', '.join(map(str, paths))}: files end with {', '.join(sorted(SUFFIXES))}")
     return found

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -690,6 +691,7 @@ def mutate_image(pick: Random, path: Path) -> None:
 
 
 def read_images(folder: Path) -> int:
+    warnings.filterwarnings("ignore", module="PIL")  # they name no file; what cannot be used is an error
     datasets.load(f"folder:{folder}?size=8", progress=False)
     problems: list[str] = []
     for _ in pictures.read_all(pictures.files_in([folder]), (3, 8, 8), problems):
