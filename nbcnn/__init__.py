@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from nbcnn.nn.corruption import Dropout, KSparse, MaskSquares, Noise
     from nbcnn.nn.graphs import Graph, Input, Layer
-    from nbcnn.nn.joins import Add, Concat, Losses, Mul, Pad, Reshape
+    from nbcnn.nn.joins import Add, Concat, Detach, Losses, Mul, Pad, Reshape
     from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
     from nbcnn.nn.losses import L1, MSE, RMSLE, BCEWithLogits, ForecastMSE, Huber, SoftmaxCrossEntropy
     from nbcnn.nn.maps import LinearMap, Permute
@@ -78,7 +78,7 @@ _HOMES = {
     ),
     "nn.corruption": ("Dropout", "KSparse", "MaskSquares", "Noise"),
     "nn.graphs": ("Graph", "Input", "Layer"),
-    "nn.joins": ("Add", "Concat", "Losses", "Mul", "Pad", "Reshape"),
+    "nn.joins": ("Add", "Concat", "Detach", "Losses", "Mul", "Pad", "Reshape"),
     "nn.layers": ("Conv2d", "ConvTranspose2d", "Flatten", "Linear", "Residual"),
     "nn.losses": ("L1", "MSE", "RMSLE", "BCEWithLogits", "ForecastMSE", "Huber", "SoftmaxCrossEntropy"),
     "nn.maps": ("LinearMap", "Permute"),
@@ -124,6 +124,7 @@ __all__ = [
     "ConvTranspose2d",
     "Cosine",
     "DepthwiseConv1d",
+    "Detach",
     "Diverged",
     "Dropout",
     "EarlyStopping",

@@ -152,6 +152,30 @@ class Concat(NoParams):
 
 
 @dataclass(frozen=True)
+class Detach(NoParams):
+    """x itself, through which no gradient passes (as torch.Tensor.detach): what leads to it is trained by its other ways to the loss alone.
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example, a gate that trains nothing before it:
+        >>> import nbcnn
+        >>> x = nbcnn.Input((3, 8, 8))
+        >>> (x * nbcnn.Sigmoid()(nbcnn.Detach()(x))).shape
+        (3, 8, 8)
+    """
+
+    kind: ClassVar[str] = "detach"
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit("scale_dgrad", [dy, x], [dx], scope, factor=0.0, shift=0.0)
+            return dx
+
+        return x, backward
+
+
+@dataclass(frozen=True)
 class Pad(NoParams):
     """Images with a constant around them; a negative padding crops.
 

@@ -135,6 +135,13 @@ def identity(node: Node) -> Val:
     return node.value()
 
 
+@op("CastLike", "none", "types other than FLOAT")
+def cast_like(node: Node) -> Val:
+    if not isinstance(node.operands[1], Val):
+        node.floats(1)
+    return node.value()
+
+
 @op("Cast", "none", "types other than FLOAT")
 def cast(node: Node) -> Val:
     if int(node.attributes["to"]) != FLOAT:
@@ -246,3 +253,25 @@ def reciprocal(node: Node) -> Val:
 @op("Pow", "Power", "one constant exponent")
 def power(node: Node) -> Val:
     return node.sheet.power(node.value(), float(node.number(1)))
+
+
+# -- choices
+
+
+@op("Where", "Scale, a depthwise Conv2d, Add", "a condition that is computed")
+def where(node: Node) -> Val:
+    condition, sheet = np.asarray(node.constant(0)), node.sheet
+    if condition.dtype != bool:
+        raise Unsupported(f"a condition of {condition.dtype}")
+    # What is not chosen is multiplied by 0: constants must be finite, and so are values of a network that trains.
+    values = {at: node.value(at) for at in (1, 2) if isinstance(node.operands[at], Val)}
+    longest = max(values.values(), key=lambda each: len(each.dims))
+    mask, parts, shift = node.broadcastable(condition, longest), list[Val](), np.zeros((), np.float32)
+    for at, chosen in ((1, mask), (2, ~mask)):
+        if at in values:
+            parts.append(sheet.affine(values[at], chosen.astype(np.float32), None))
+        else:
+            sheet.constant(node.called(value=at))
+            shift = chosen * node.broadcastable(node.floats(at), longest)
+    total = sheet.sum(node.together(parts))
+    return sheet.affine(total, None, shift) if np.any(shift) else total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -27,6 +28,26 @@ class OnnxMissing(Exception):
 
 class Unsupported(Exception):
     """One node cannot be taken; the reason in words. The importer collects them."""
+
+
+NAMED = 4
+"""Places of one problem that a message names; the others are counted."""
+
+
+def grouped(problems: Sequence[tuple[str, str, str]]) -> list[str]:
+    """A line for each kind of problem, (place, what is there, why not): the place where there is one, else their number and the first of them."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for place, what, why in problems:
+        kinds.setdefault((what, why), []).append(place)
+    lines = []
+    for (what, why), places in kinds.items():
+        said = what + (f" ({why})" if why else "")
+        if len(places) == 1:
+            lines.append(f"{places[0]}: {said}")
+        else:
+            more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
+            lines.append(f"{said}, {len(places)}×: {', '.join(places[:NAMED])}{more}")
+    return lines
 
 
 def onnx_package() -> Any:

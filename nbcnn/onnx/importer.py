@@ -27,7 +27,7 @@ from nbcnn.onnx.errors import OnnxError, Unsupported, UnsupportedNodes, onnx_pac
 from nbcnn.onnx.files import File, initialisers, label, read
 from nbcnn.onnx.node import OPS, Node
 from nbcnn.onnx.shapes import entered, shape_of
-from nbcnn.onnx.values import Dims, Sheet, Val, apart, limited, natural
+from nbcnn.onnx.values import Dims, Sheet, Val, apart, limited
 from nbcnn.plan.graph import ShapeError
 from nbcnn.plan.shapes import numel
 
@@ -308,10 +308,8 @@ class _Walk:
         return isinstance(x, Val) and (x.value, x.dims) == (self._scores.value, self._scores.dims)
 
     def _final(self, x: Val) -> Value:
-        """An output in the shape that values of graphs have for such examples. An input that is an output gets a layer that changes nothing."""
-        keep = self.loss is not None and self._is_scores(x)
-        value = x.value if keep else self.sheet.shaped(x, natural(x.dims))
-        return self.sheet.call(Scale(), value) if value.layer is None else value
+        """An output; what the loss reads keeps the shape that it has for it."""
+        return self.sheet.final(x, keep=self.loss is not None and self._is_scores(x))
 
 
 def _attributes(node: Any) -> dict[str, Any]:

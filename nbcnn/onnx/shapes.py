@@ -13,7 +13,7 @@ from nbcnn.nn.resampling import Resize, Upsample2d
 from nbcnn.onnx import rows
 from nbcnn.onnx.errors import Unsupported
 from nbcnn.onnx.node import BATCH, MIXES, Node, op
-from nbcnn.onnx.values import Dims, Val, around, limited, natural
+from nbcnn.onnx.values import Dims, Sheet, Val, around, limited, natural
 from nbcnn.plan.shapes import numel
 
 
@@ -194,6 +194,19 @@ def expand(node: Node) -> Val:
     return node.sheet.expanded(x, limited(np.broadcast_shapes(x.dims, tuple(shape))))
 
 
+@op("Tile", "LinearMap", "repeats that are a constant")
+def tile(node: Node) -> Val:
+    x, repeats = node.value(), node.whole(1) or []
+    if len(repeats) != node.rank(x) or min(repeats) < 1:
+        raise Unsupported(f"repeats {repeats} of {node.rank(x)} axes")
+    if node.batched and repeats.pop(0) != 1:
+        raise Unsupported(MIXES)
+    for axis, count in enumerate(repeats):
+        extent = x.dims[axis]
+        x = node.sheet.mapped(x, axis, rows.taken([at % extent for at in range(limited((extent, count))[0] * count)])) if count > 1 else x
+    return x
+
+
 @op("Pad", "Pad; for the modes edge, reflect and wrap LinearMap", "paddings that are constants")
 def pad(node: Node) -> Val:
     x, mode = node.value(), node.text("mode", "constant")
@@ -274,8 +287,8 @@ def resize(node: Node) -> Val:
         everywhere &= not any(outside)
     if not everywhere and outside_value:
         # What lies outside is 0 in the maps of x; of x − value it is, so that the value stands there in the end.
-        return node.sheet.scaled(_interpolated(node, node.sheet.scaled(x, 1.0, -outside_value), maps), 1.0, outside_value)
-    return _interpolated(node, x, maps)
+        return node.sheet.scaled(interpolated(node.sheet, node.sheet.scaled(x, 1.0, -outside_value), maps), 1.0, outside_value)
+    return interpolated(node.sheet, x, maps)
 
 
 def _asked(node: Node) -> tuple[Any, np.ndarray | None, list[int] | None]:
@@ -300,7 +313,7 @@ def _stays(node: Node, axis: int, scales: np.ndarray | None, sizes: list[int] | 
     return sizes[at] == node.value().dims[axis - node.batched]
 
 
-def _interpolated(node: Node, x: Val, maps: dict[int, rows.Rows]) -> Val:
+def interpolated(sheet: Sheet, x: Val, maps: dict[int, rows.Rows]) -> Val:
     """The maps, by axis, one after the other; those that a layer of images has faster kernels for as that layer."""
     planes = len(x.dims) - 2
     if len(x.value.shape) == 3 and x.value.shape[1:] == x.dims[planes:] and set(maps) <= {planes, planes + 1}:
@@ -314,9 +327,9 @@ def _interpolated(node: Node, x: Val, maps: dict[int, rows.Rows]) -> Val:
             elif factors == (2, 2) and all(_same(each, _doubled(len(each))) for each in both):
                 layer = Resize(mode="bilinear")
         if layer is not None:
-            return Val(node.sheet.call(layer, x.value), limited((*x.dims[:planes], *made)))
+            return Val(sheet.call(layer, x.value), limited((*x.dims[:planes], *made)))
     for axis, each in maps.items():
-        x = node.sheet.mapped(x, axis, each)
+        x = sheet.mapped(x, axis, each)
     return x
 
 

@@ -93,6 +93,7 @@ class Sheet:
 
     frozen  the arrays of the file that training leaves as they are, by name.
     apart   those that several nodes read, each with other arrays beside it: each of these is a layer of its own, so that it stays one weight.
+    claimed the arrays that layers have as parameters, since it was cleared.
     exact   whatever is not frozen is trained; a file of ONNX does not say so of single numbers, which are constants then.
     """
 
@@ -102,6 +103,7 @@ class Sheet:
     placed: list[Placed] = field(default_factory=list)
     node: str = ""
     number: int = 0
+    claimed: set[str] = field(default_factory=set)
     _shared: dict[Any, Placed] = field(default_factory=dict)
     _owners: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
@@ -116,6 +118,7 @@ class Sheet:
         """
         held = {key: np.asarray(array, np.float32) for key, array in (arrays or {}).items()}
         called = {key: name for key, name in (names or {}).items() if name and key in held}
+        self.claimed.update(called.values())
         mark = (layer, *sorted(called.items())) if called else None
         known = self._shared.get(mark) if mark else None
         if known is not None and all(np.array_equal(array, known.arrays[key]) for key, array in held.items()):
@@ -132,13 +135,19 @@ class Sheet:
         self.placed.append(placed)
         return made
 
+    def final(self, x: Val, keep: bool = False) -> Value:
+        """An output, in the shape that values of graphs have for such examples, or as it is (`keep`). An input that is an output gets a layer that
+        changes nothing."""
+        value = x.value if keep else self.shaped(x, natural(x.dims))
+        return self.call(Scale(), value) if value.layer is None else value
+
     def apart_of(self, names: Mapping[str, str]) -> bool:
         """Whether one of the arrays must be a layer of its own (`apart`)."""
         return len(names) > 1 and any(name in self.apart for name in names.values())
 
     def constant(self, names: Mapping[str, str]) -> None:
         """Raise Unsupported for an array that is trained, where a layer would train copies of it, or nothing."""
-        if self.exact and (found := [name for name in names.values() if name not in self.frozen]):
+        if self.exact and (found := [name for name in names.values() if name and name not in self.frozen]):
             raise Unsupported(f"{quoted(found[0])} is trained, and what is made of it here is no layer's weight")
 
     # -- what is made of them

@@ -46,8 +46,11 @@ def from_module(module: Any, example: Any, *, loss: Any = None, mode: str = "aut
     example    an input (N, C, H, W) or (N, F), float32, of which only the shape counts, or a tuple of them for several inputs.
     loss, mode, precision   of the model, as in `nbcnn.Model`, and `options` its further ones. A loss is no part of the module: give it to train on.
 
-    A layer conv1 of a part layer1.0 is "layer1.0.conv1" in the model, its weight "layer1.0.conv1.weight". The model takes floats as they are.
-    Raises Unsupported, which names at once every module and op that nbcnn does not have, and UsageError for an example that does not fit.
+    A layer conv1 of a part layer1.0 is "layer1.0.conv1" in the model, its weight "layer1.0.conv1.weight". The model takes floats as they are;
+    examples and outputs (N, C, L) are images (N, C, 1, L), those of more than four axes vectors. What the module does not train is frozen, what it
+    shares is one parameter, what it detaches trains nothing.
+    Raises Unsupported, which names at once every module and op that nbcnn does not have or that would train otherwise, and UsageError for an example
+    that does not fit.
 
     Example:
         >>> import torch, nbcnn.torch

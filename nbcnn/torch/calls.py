@@ -1,7 +1,7 @@
-"""This module is what the importer hands to the handler of a node: the call with its module, and the names and weights that its layers get.
+"""This module is what the importer hands to the handler of a node: the call with its module, and what makes layers of it.
 
-A handler has PyTorch's own parameters behind the call. What an operand of a node is to be, a value of layers, an image, a tensor that the module
-holds or whole numbers, the functions at the end say, or raise Refused.
+A handler has PyTorch's own parameters. Mostly it names an op of ONNX (`Call.op`), whose function makes the layers (`nbcnn.onnx.node.OPS`): one table
+says what becomes of an op, in a file of ONNX and in a module of PyTorch.
 """
 
 from __future__ import annotations
@@ -13,106 +13,110 @@ from typing import Any
 import numpy as np
 from torch import Tensor, fx, nn
 
-from nbcnn.nn.graphs import Value
+from nbcnn.onnx import elementwise, norms, products, reductions, shapes, windows  # noqa: F401  # they enter their ops
+from nbcnn.onnx.errors import Unsupported as Refused
+from nbcnn.onnx.node import OPS, Node
+from nbcnn.onnx.values import Sheet, Val
 from nbcnn.torch.weights import array
 
+OPSET = 21
+"""The version of ONNX's ops that handlers mean."""
 
-class Refused(Exception):
-    """A node has no counterpart as it is called; the message says why."""
+__all__ = ["Call", "Held", "Refused", "held_of", "key_of", "numbers", "value_of", "values_of"]
 
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of the module, and its name there."""
+    """A tensor of the module, its name there, and whether the module trains it."""
 
     name: str
     tensor: Tensor
-
-
-class Layers:
-    """The layers that have been made so far, with their names and weights; `taken` are the names of the modules."""
-
-    def __init__(self, taken: set[str]) -> None:
-        self.weights: dict[str, np.ndarray] = {}
-        self._taken = taken
-        self._names: dict[int, str] = {}
-        self._made: dict[str, Any] = {}
-
-    def named(self, name: str, layer: Any) -> Any:
-        """The layer called `name`, which is `layer` unless an equal one has this name already: it is shared then. Raises Refused for another one."""
-        known = self._made.setdefault(name, layer)
-        if known == layer:
-            self._names.setdefault(id(known), name)
-            return known
-        raise Refused(f"{name} is called in two forms: {known} and {layer}")
-
-    def name(self, layer: Any) -> str:
-        """The name of a layer that was made."""
-        return self._names[id(layer)]
-
-    def free(self, name: str) -> str:
-        """`name`, or with a number behind it, if a layer or a module has it."""
-        made, at = name, 1
-        while made in self._made or made in self._taken:
-            at += 1
-            made = f"{name}_{at}"
-        return made
+    trained: bool
 
 
 @dataclass(frozen=True)
 class Call:
-    """One node: the shape of what it makes, without the batch, and what handlers do with it."""
+    """One node: the shape of what it makes, without the batch, and what handlers do with it.
 
-    layers: Layers
+    known    the tensors of the module by their identity (`key_of`).
+    trains   whether the node's module is in training mode when the network is; of a function None.
+    differs  a number of the call is another one in training than in evaluation.
+    """
+
+    sheet: Sheet
     node: fx.Node
     shape: tuple[int, ...]
     module: nn.Module | None
+    known: dict[Any, Held]
+    trains: bool | None = None
+    differs: bool = False
 
     def held(self, name: str) -> Held | None:
-        """A tensor of the node's module, None if it has none of this name."""
+        """A tensor of the node's module, None if it has none of this name. Raises Refused for one that is computed of others."""
         tensor = getattr(self.module, name)
-        return None if tensor is None else Held(f"{self.node.target}.{name}", tensor)
+        if tensor is None:
+            return None
+        if key_of(tensor) not in self.known:
+            raise Refused(f"its {name} is computed of other tensors, which training would not reach")
+        return self.known[key_of(tensor)]
 
-    def make(self, layer: Any, x: Any, own: bool = True) -> Value:
-        """The layer called on a value, or a list of them. Of a node that makes several layers `own` is the one that has its name."""
-        if self.module is not None and own:
-            where = str(self.node.target)
-        else:
-            where = self.layers.free(self.node.name if own else f"{self.node.name}_{layer.kind}")
-        return self.layers.named(where, layer)(values_of(x))
+    def op(self, name: str, *operands: Any, **attributes: Any) -> Val:
+        """What the op `name` of ONNX makes of values, tensors of the module, numbers, lists of whole numbers and None (`parts`)."""
+        return self.parts(1, name, *operands, **attributes)[0]
 
-    def make_of(self, layer: Any, x: Any, **tensors: Held | None) -> Value:
-        """The layer with weights called on a value; it has the name of the part of the module that holds its weight."""
-        weight = next(each for each in tensors.values() if each is not None)
-        home = weight.name.rpartition(".")[0]
-        name = home or self.layers.free(self.node.name)
-        made = self.layers.named(name, layer)
-        for key, held in tensors.items():
-            if held is not None:
-                self.layers.weights[f"{name}.{key}"] = array(held.tensor, held.name)
-        return made(values_of(x))
+    def parts(self, outputs: int, name: str, *operands: Any, **attributes: Any) -> list[Val]:
+        """What an op with several outputs makes. Raises Refused if a tensor that the module trains became a constant."""
+        made = [_operand(each) for each in operands]
+        while made and made[-1] is None:
+            made.pop()
+        names = [each.name if isinstance(each, Held) else "" for each in operands[: len(made)]]
+        self.sheet.claimed.clear()
+        node = Node(name, self.sheet.node, OPSET, made, names, attributes, outputs, [True] * outputs, self.sheet, True)
+        results: Any = OPS[name].make(node)
+        lost = [each.name for each in operands if isinstance(each, Held) and each.trained and each.name not in self.sheet.claimed]
+        if lost:
+            raise Refused(f"{lost[0]} is trained, and no layer has it as a weight here")
+        return list(results)
+
+    def mode(self, given: Any) -> str:
+        """When a norm or a dropout with the flag `given` acts as in training: "training", "never" or "always"."""
+        if self.trains is not None:
+            return "training" if self.trains else "never"
+        if given and self.differs:
+            raise Refused("it trains in evaluation alone")
+        return "always" if given else "training" if self.differs else "never"
 
 
-def values_of(x: Any) -> Any:
-    """Values that a layer is called on. Raises Refused for tensors of the module and for numbers."""
-    for each in x if isinstance(x, list) else [x]:
-        if not isinstance(each, Value):
-            raise Refused(f"an operand is {'a tensor of the module' if isinstance(each, Held) else repr(each)}, and layers are called on values")
+def key_of(tensor: Tensor) -> Any:
+    """What is one and the same of a tensor wherever the module, or a trace of it, has it."""
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _operand(given: Any) -> Any:
+    if isinstance(given, Held):
+        return array(given.tensor, given.name) if given.tensor.is_floating_point() else given.tensor.detach().numpy()
+    if given is None or isinstance(given, Val | np.ndarray):
+        return given
+    whole = isinstance(given, list | tuple) and all(isinstance(each, int) for each in given)
+    return np.asarray(given, np.int64 if whole else np.float32)
+
+
+def value_of(x: Any) -> Val:
+    """A value. Raises Refused for tensors of the module and for numbers."""
+    if not isinstance(x, Val):
+        raise Refused(f"an operand is {'a tensor of the module' if isinstance(x, Held) else repr(x)}, and layers are called on values")
     return x
 
 
-def image_of(x: Any) -> tuple[int, int, int]:
-    """The shape (C, H, W) of a value that is an image."""
-    if len(values_of(x).shape) != 3:
-        raise Refused(f"of {x.shape}, which is no image")
-    channels, height, width = x.shape
-    return channels, height, width
+def values_of(given: Sequence[Any]) -> list[Val]:
+    """A list of values (`value_of`)."""
+    return [value_of(each) for each in given]
 
 
-def two(given: Any) -> tuple[int, int]:
-    """Two numbers of one, or of two."""
-    made = tuple(int(n) for n in given) if isinstance(given, Sequence) else (int(given),)
-    return (made * 2)[:2] if len(made) == 1 else (made[0], made[1])
+def numbers(given: Any, count: int) -> list[int]:
+    """`count` whole numbers of one, or of as many."""
+    made = [int(n) for n in given] if isinstance(given, Sequence) else [int(given)]
+    return made * count if len(made) == 1 else made
 
 
 def held_of(given: Any, what: str) -> Held:

@@ -19,11 +19,11 @@ OPS = (
     *("Gelu", "Tanh", "ThresholdedRelu", "Clip", "Softmax", "LogSoftmax", "Abs", "Neg", "Sqrt", "Reciprocal"),
     *("Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Pow", "Sum", "Mean", "Max", "Min", "ReduceMean"),
     *("Concat", "Split", "Slice", "Pad", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Identity", "Dropout"),
-    *("Resize", "Upsample", "DepthToSpace", "SpaceToDepth"),
+    *("Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "Tile", "ReduceMax", "ReduceMin", "Where"),
     *("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),
 )
 """The ops whose cases are counted."""
-BOTH = ("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Max", "Min", "Concat")
+BOTH = ("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Concat", "Max", "Min")
 """Ops whose further operands are examples, too."""
 LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 

@@ -1,0 +1,64 @@
+"""What the tests of both doors compare: the trained numbers of a module and of a model, and their float64 gradients."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+
+import nbcnn.torch
+from nbcnn.nn.optim import PLAIN
+
+
+def trained(model):
+    """The names of the parameters of a model that `fit` changes."""
+    return [name for name in model.net.params.layout.names if model._factors.get(name, PLAIN).lr]
+
+
+def pulled(y, seed=3):
+    """A sum of all outputs with factors of its own, whose gradient is no symmetric one."""
+    outputs = y if isinstance(y, tuple | list) else [y]
+    random = torch.Generator().manual_seed(seed)
+    return sum((each * torch.rand(each.shape, generator=random, dtype=torch.float64).to(each)).sum() for each in outputs)
+
+
+def gradients_there(module, x, training=True):
+    """The float64 gradients of a module's trained parameters, (value, gradient), of those that get one."""
+    double = copy.deepcopy(module).double().train(training)
+    pulled(double(x.double())).backward()
+    return [(each.detach().numpy(), each.grad.numpy()) for each in double.parameters() if each.requires_grad and each.grad is not None]
+
+
+def gradients_here(model, x):
+    """The float64 gradients of a model's trained parameters, (value, gradient)."""
+    layers = nbcnn.torch.module(model, mode="cpu").double()
+    layers.train()
+    shape = model.net.output_shape
+    pulled(layers(x.double().reshape(len(x), *model.net.input_shape)).reshape(len(x), *shape)).backward()
+    own = dict(layers.named_parameters())
+    return [(own[name].detach().numpy(), own[name].grad.numpy()) for name in trained(model)]
+
+
+def assert_same_gradients(model, module, x, tolerance=1e-9):
+    """Every trained number of the module is one of the model, none more, with the same gradient; float64 sums in another order are 1e-12 apart."""
+    there, here = gradients_there(module, x), gradients_here(model, x)
+    assert sum(value.size for value, _ in there) == sum(value.size for value, _ in here), (
+        [value.shape for value, _ in there],
+        dict(zip(trained(model), [value.shape for value, _ in here], strict=True)),
+    )
+    for value, gradient in there:
+        for at, (own, found) in enumerate(here):
+            if own.size == value.size and _alike(own, value):
+                # Offsets of what was subtracted have the other sign.
+                sign = 1.0 if np.array_equal(own.reshape(-1), value.reshape(-1)) else -1.0
+                scale = max(1.0, float(np.abs(gradient).max()))
+                assert np.abs(sign * found.reshape(-1) - gradient.reshape(-1)).max() <= tolerance * scale, value.shape
+                del here[at]
+                break
+        else:
+            raise AssertionError(f"no trained parameter of the model is the module's of {value.shape}")
+
+
+def _alike(own, value):
+    return np.array_equal(own.reshape(-1), value.reshape(-1)) or np.array_equal(own.reshape(-1), -value.reshape(-1))
