@@ -802,4 +802,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 """Functions, methods and ATen ops by name."""
 FLAGGED = {"batch_norm", "dropout", "dropout1d", "dropout2d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"}
-"""Those with a flag for training, which may say one thing in training and another in evaluation."""
+"""The names of functions with a flag for training, which may say one thing in training and another in evaluation."""
