@@ -245,7 +245,8 @@ def classify(
     settings = replace(settings, process=process)
     brought = time.perf_counter()
     operand = kernel.operand(sets, given, count, pitch)
-    gamma = settings.gamma if settings.gamma is not None else gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
+    by_scale = gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
+    gamma = by_scale if settings.gamma is None else scaler.gamma(settings.gamma, settings.scale)
     machine = Machine(kernel, members, operand, gamma)
     filled = time.perf_counter()
 

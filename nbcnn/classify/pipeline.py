@@ -135,7 +135,7 @@ def classify(
             finite(part)
         samples = gram.samples_of(train, members, test, mirrors, scaler)
         del train, test, mirrors[:]
-        gamma = settings.gamma if settings.gamma is not None else gamma_by_scale(samples[:-1], scaler, settings)
+        gamma = gamma_by_scale(samples[:-1], scaler, settings) if settings.gamma is None else scaler.gamma(settings.gamma, settings.scale)
         mirrored, largest = samples[0].mirror is not None, max(part.largest for part in samples[:-1])
         gram.fill(blocks, samples, gamma, report("kernel (BLAS)", blocks.nbytes // 4))
         del samples
@@ -221,7 +221,7 @@ def search(
     def accuracy(which: Settings) -> float:
         try:
             outcome = trial(lambda: tuple(each[part] for each in features for part in (inside, judges)), labels[inside], which)
-            found, gamma = float((outcome.test_predicted == labels[judges]).mean()), outcome.gamma
+            found, gamma = float((outcome.test_predicted == labels[judges]).mean()), outcome.gamma / outcome.scaler.gamma(1.0, which.scale)
         except ArithmeticError:
             if not tried:
                 raise

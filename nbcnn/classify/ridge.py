@@ -207,7 +207,7 @@ def classify(
     for part in (train, test, *mirrors):
         finite(part)
     own, others = gram.samples_of(train, [np.arange(len(train))], test, mirrors, scaler)
-    gamma = settings.gamma if settings.gamma is not None else gamma_by_scale([own], scaler, settings)
+    gamma = gamma_by_scale([own], scaler, settings) if settings.gamma is None else scaler.gamma(settings.gamma, settings.scale)
     report("kernel (BLAS)", 1)
     K = host_kernel(own, own, gamma)
     filled = clock()
@@ -255,7 +255,8 @@ def _on_gpu(
     settings = replace(settings, process=process)
     brought = clock()
     operand = kernel.operand(sets, given, count, pitch)
-    gamma = settings.gamma if settings.gamma is not None else gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
+    by_scale = gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
+    gamma = by_scale if settings.gamma is None else scaler.gamma(settings.gamma, settings.scale)
     machine = gpu.Machine(kernel, members, operand, gamma)
     assert machine.matrix is not None
     filled = clock()

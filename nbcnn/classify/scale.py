@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +29,17 @@ class Scaler:
         """From mean and variance of every feature of n samples (float64): to mean 0, and if `scale` to variance 1.
 
         Without `scale` features are centred all the same: the kernel depends on differences only, and float32 has no digits left for them
-        behind a large mean. A feature that is constant, up to the rounding of its variance, is only centred (scikit-learn's rule and bound).
+        behind a large mean. Where their squares would leave float32, all are divided by one power of two, which `Scaler.gamma` makes up for.
+        A feature that is constant, up to the rounding of its variance, is only centred (scikit-learn's rule and bound).
         """
         eps = np.finfo(np.float64).eps
         constant = variance <= n * eps * variance + (n * mean * eps) ** 2
-        deviation = np.where(constant | (not scale), 1, np.sqrt(variance))
+        deviation = np.where(constant, 1, np.sqrt(variance)) if scale else np.full(variance.shape, _unit(float(variance.max(initial=0.0))))
         return cls(mean.astype(dtype), deviation.astype(np.float32), float(variance.mean() + mean.var()))
+
+    def gamma(self, gamma: float, scaled: bool) -> float:
+        """The gamma for scaled features that `gamma` is for features as they were, which is itself where they are `scaled` to variance 1."""
+        return gamma if scaled else min(gamma * float(self.scale[0]) ** 2, float(np.finfo(np.float32).max))
 
     def apply(self, rows: np.ndarray) -> None:
         """Scale float32 `rows` (n, F) in place."""
@@ -63,6 +69,11 @@ class Scaler:
         for start in range(0, len(rows), step):
             made[start : start + step] = (rows[start : start + step] - self.mean.astype(np.float64)) / self.scale
         return made
+
+
+def _unit(variance: float) -> float:
+    """The power of two that all features are divided by, whose largest variance is this: 1 where float32 has room for squares of them."""
+    return 1.0 if not 0 < variance < math.inf or 2.0**-80 < variance < 2.0**80 else 2.0 ** round(math.log2(variance) / 2)
 
 
 def measured(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +117,7 @@ def standard(train: np.ndarray) -> Scaler:
 def gamma_of(scaler: Scaler, width: int, mean_square: float, scaled: bool) -> float:
     """gamma="scale": 1 / (F · variance of all values), for scaled features whose columns are centred: their mean square is the variance."""
     variance = mean_square if scaled else scaler.spread
-    return 1 / (width * variance) if variance > 0 else 1.0
+    return scaler.gamma(1 / (width * variance) if variance > 0 else 1.0, scaled)
 
 
 def squared_norms(rows: np.ndarray) -> np.ndarray:

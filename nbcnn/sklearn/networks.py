@@ -21,6 +21,7 @@ from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.optim import SGD, Adam
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d
+from nbcnn.sklearn.svc import exact_types
 
 Layers = Sequence[Any] | Callable[..., Sequence[Any]] | None
 FIXED_BATCH = 64
@@ -59,7 +60,7 @@ class _Network(BaseEstimator):
         """X, checked, as examples of the network: (n, C, H, W) with an `image_shape`, else (n, F); with y if it is given."""
         if self.image_shape is not None and getattr(X, "ndim", 2) == 4:
             X = np.asarray(X).reshape(len(X), -1)
-        options = {"dtype": [np.float32, np.float64, np.uint8], "reset": reset}
+        options = {"dtype": [*exact_types(X), np.uint8], "reset": reset}
         checked = validate_data(self, X, *y, **options)
         rows = checked[0] if y else checked
         if self.image_shape is not None:

@@ -11,9 +11,17 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from nbcnn.classify.processing import names_of
 from nbcnn.files.errors import UsageError
 
 _VALUES = 1 << 24
+
+
+def exact_types(X: Any) -> list[Any]:
+    """The types for `validate_data`, the first of them for what is neither: float32 for what it holds exactly, else float64."""
+    kind = getattr(X, "dtype", None)
+    small = isinstance(kind, np.dtype) and (kind.kind == "b" or (kind.kind in "iuf" and kind.itemsize <= 2))
+    return [np.float32, np.float64] if small else [np.float64, np.float32]
 
 
 class RBFSVC(ClassifierMixin, BaseEstimator):
@@ -26,8 +34,9 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
     device  "auto", "cpu", "gpu": where the machine is trained.
     jobs    processes that train pairs of classes on the CPU; None: as many as cores and memory allow.
 
-    X is (n, features), or images (n, C, H, W), which are flattened; it is kept as float32. Fitted: `classes_`, `support_`, `support_vectors_`,
-    `n_features_in_`. Differs from `SVC` in that the kernel is float32, and in scaling by itself.
+    X is (n, features), or images (n, C, H, W), which are flattened. float64 and large integers lose the mean of each training feature before they
+    become float32, unless `process` has a root before it takes a mean off. Fitted: `classes_`, `support_`, `support_vectors_`, `n_features_in_`.
+    Differs from `SVC` in that the kernel is float32, and in scaling by itself.
 
     `predict` is (n,) of y's type, `decision_function` float64. Raises ValueError for one class or values beyond float32, UsageError for parameters
     out of range, NotFittedError before `fit`.
@@ -58,16 +67,23 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         self.jobs = jobs
 
     def _rows(self, X: Any, reset: bool, *y: Any) -> Any:
+        """X as float32 (n, F), less the means of the training features where these are float64, which `reset` finds; with y if it is given."""
         if getattr(X, "ndim", 2) == 4:
             X = np.asarray(X).reshape(len(X), -1)
-        options = {"dtype": [np.float32, np.float64], "reset": reset}
+        options = {"dtype": exact_types(X), "reset": reset}
         checked = validate_data(self, X, *y, **options)
         rows = checked[0] if y else checked
+        flat = rows.reshape(len(rows), -1)
+        if reset:
+            # What a root is taken of is not free to move.
+            steps = names_of(self.process or "none")
+            fixed = "sqrt" in steps and steps.index("sqrt") == min(at for at, step in enumerate(steps) if step != "blur")
+            self._shift = None if flat.dtype == np.float32 or fixed else flat.mean(0, dtype=np.float64)
         with np.errstate(over="ignore"):
-            flat = np.ascontiguousarray(rows.reshape(len(rows), -1), np.float32)
-        if not np.isfinite(flat).all():
+            made = np.ascontiguousarray(flat if self._shift is None else flat - self._shift, np.float32)
+        if not np.isfinite(made).all():
             raise ValueError("X holds values beyond float32")
-        return (flat, checked[1]) if y else flat
+        return (made, checked[1]) if y else made
 
     def _on_gpu(self) -> bool:
         from nbcnn.gpu.device import cpu_instead

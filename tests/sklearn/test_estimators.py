@@ -137,3 +137,43 @@ def test_a_machine_takes_no_cpu_in_place_of_a_gpu_that_was_chosen(monkeypatch):
     with pytest.raises(nbcnn.GpuUnavailable, match="there is no cuda:63, which was asked for by its name"):
         RBFSVC().fit(x, np.arange(20) % 2)
     assert RBFSVC(device="cpu").fit(x, np.arange(20) % 2).predict(x).shape == (20,)
+
+
+def far_blobs(random_state=0):
+    """(training, test) of three well separated clouds, (x, y) each."""
+    from sklearn.datasets import make_blobs
+
+    x, y = make_blobs(120, centers=3, n_features=4, random_state=random_state)
+    return (x[:80], y[:80]), (x[80:], y[80:])
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": False}, {"scale": False, "gamma": 0.001}, {"process": "std"}, {"process": "l2"}], ids=str)
+@pytest.mark.parametrize("form", ["float64", "int64"])
+def test_features_lose_their_mean_before_they_are_rounded(options, form):
+    """Around 1.7e9 neighbours in float32 are 128 apart, and the clouds some tens wide."""
+    (x, y), (xt, yt) = far_blobs()
+    x, xt = (((10 * each).round() + 1.7e9).astype(form) for each in (x, xt))
+    near, far = RBFSVC(device="cpu", **options).fit(x - x.dtype.type(1.7e9), y), RBFSVC(device="cpu", **options).fit(x, y)
+    assert far.score(xt, yt) == near.score(xt - xt.dtype.type(1.7e9), yt) > 0.9
+    if not options:
+        assert far.score(xt, yt) == 1
+
+
+def test_classifiers_of_networks_take_large_whole_numbers_exactly():
+    (x, y), _ = far_blobs()
+    x = (100 * x).round().astype(np.int64)
+    models = [ConvClassifier(epochs=1, mode="cpu").fit(each, y).model_ for each in (x, x + 1_700_000_000)]
+    for name, weight in models[0].weights().items():
+        np.testing.assert_array_equal(models[1].weights()[name], weight)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e19, 1e30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_features_of_any_size_are_taken_without_scaling(size, dtype):
+    """Their squares are no float32; the kernel does not change with the unit, neither with gamma="scale" nor with a gamma in that unit."""
+    (x, y), (xt, yt) = far_blobs()
+    for gamma in ("scale", 0.1):
+        plain = RBFSVC(device="cpu", scale=False, gamma=gamma).fit(x, y)
+        moved = RBFSVC(device="cpu", scale=False, gamma=gamma if gamma == "scale" else gamma / size**2).fit((x * size).astype(dtype), y)
+        assert moved.score((xt * size).astype(dtype), yt) == plain.score(xt, yt) == 1
+        np.testing.assert_array_equal(moved.predict((x * size).astype(dtype)), plain.predict(x))
