@@ -17,6 +17,7 @@ STUDIES = {
     "evonorm": "EvoNorm, forward and backward, alone and behind a convolution",
     "sweep": "small networks, fused and unfused, batch 1 to 16,384",
     "features": "accuracy on features of trained encoders and of controls, by number of labels; pictures",
+    "engines": "every implementation of every step of networks, and what the choice among them costs",
     "compilers": "kernels and training steps by numba-cuda and by numba-cuda-mlir: times in turn, and whether bits are the same",
     "mnist": "the MNIST classifier over several seeds, fused and unfused; its step beside PyTorch's",
     "cifar94": "CIFAR-10 in seconds: the network of examples/cifar94.py over several seeds beside its twin in PyTorch",

@@ -53,8 +53,8 @@ def plan_on(
 
 
 def _refusal(impl: Impl, call: Call, target: Target) -> str | None:
-    """None if an implementation runs a call on the GPU that `target` describes, else the reason in words."""
-    return impl.lacks(target) or impl.supports(call, target)
+    """None if an implementation runs a call on the GPU that `target` describes, and no other is likely faster, else the reason in words."""
+    return impl.lacks(target) or impl.supports(call, target) or impl.slower(call, target)
 
 
 def finder(row: Row, target: Target) -> Callable[[Step], tuple[str, bool]]:

@@ -36,6 +36,7 @@ REFUSED = {
     "roofline": ("roofline",),
     "study gemm": ("study", "gemm"),
     "study compilers": ("study", "compilers", "--json"),
+    "study engines": ("study", "engines", "--json"),
     "study evonorm": ("study", "evonorm", "--json"),
     "roofline --ncu": ("roofline", "--ncu"),
 }

@@ -133,7 +133,7 @@ def _aligned(at: int) -> int:
     return align(at, ALIGNMENT)
 
 
-def _bytes(problem: Problem) -> tuple[int, int]:
+def bytes_of(problem: Problem) -> tuple[int, int]:
     """Bytes that a set of operands reads, and that outputs and the largest scratch take."""
     bare = problem.call
     read = sum(_aligned(numel(shape) * ITEMSIZE[dtype]) for shape, dtype in zip(bare.in_shapes, bare.in_dtypes, strict=True))
@@ -143,7 +143,8 @@ def _bytes(problem: Problem) -> tuple[int, int]:
     return read, written + max(_aligned(problem.impl.scratch(replace(bare, tile=tile))) for tile in problem.tiles)
 
 
-def _sets(read: int) -> int:
+def sets_of(read: int) -> int:
+    """How many sets of operands of so many bytes are taken in turn."""
     return max(1, min(MOST_SETS, EVICTED // max(1, read)))
 
 
@@ -158,8 +159,8 @@ def measure(
     seconds: begin nothing new where so many have gone by. Kernels are compiled for CHUNK problems at a time.
     """
     began = time.perf_counter()
-    sizes = [_bytes(problem) for problem in found]
-    read, written = max(read * _sets(read) for read, _ in sizes), max(written for _, written in sizes)
+    sizes = [bytes_of(problem) for problem in found]
+    read, written = max(read * sets_of(read) for read, _ in sizes), max(written for _, written in sizes)
     pool = Pool(device, found[0].precision, read, written)
 
     def tell(text: str) -> None:
@@ -177,7 +178,7 @@ def measure(
         except Exception as error:  # the row of the tile that does not compile will say so, too
             tell(f"not every kernel compiles: {' '.join(str(error).split())[:200]}")
         for problem, (each, _) in zip(some, sizes[start : start + CHUNK], strict=True):
-            row = problem.named | {"tiles": list(_timed(pool, problem, _sets(each)))}
+            row = problem.named | {"tiles": list(_timed(pool, problem, sets_of(each)))}
             tell(f"{label(row)}: {row['tiles'][0].get('us', 0):.1f} µs, best {fastest(row).get('us', 0):.1f}")
             yield row
 
@@ -203,22 +204,22 @@ def _timed(pool: Pool, problem: Problem, sets: int) -> Iterator[dict[str, Any]]:
             continue
         each = len(launches) // sets
         try:
-            _poison(pool, problem)
+            poison(pool, problem)
             for launch in launches[:each]:
                 launch.run(pool.device.stream)
-            got = _results(pool, problem)
+            got = results_of(pool, problem)
             if wanted is None:
                 wanted = got
-            apart = max(_apart(a, b) for a, b in zip(got, wanted, strict=True))
-            if not apart <= limit:
-                yield row | {"why": f"its results are {apart:.1e} apart from those of the chosen tile, {limit:.1e} is allowed"}
+            most = max(apart(a, b) for a, b in zip(got, wanted, strict=True))
+            if not most <= limit:
+                yield row | {"why": f"its results are {most:.1e} apart from those of the chosen tile, {limit:.1e} is allowed"}
                 continue
-            yield row | {"us": round(1e3 * _milliseconds(pool.device, launches, sets), 3)}
+            yield row | {"us": round(1e3 * milliseconds(pool.device, launches, sets), 3)}
         except Exception as error:  # whatever the compiler or the driver say, the other tiles are still to be timed
             yield row | {"why": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
 
 
-def _milliseconds(device: Any, launches: list[Any], sets: int) -> float:
+def milliseconds(device: Any, launches: list[Any], sets: int) -> float:
     """The time of a call in a captured graph of all sets: the shortest of a few replays."""
 
     def spent(replay: Callable[[], None]) -> float:
@@ -245,17 +246,20 @@ def _samples(pool: Pool, problem: Problem) -> Iterator[tuple[Any, str]]:
             yield array[start : min(array.size, start + SAMPLE)], dtype
 
 
-def _poison(pool: Pool, problem: Problem) -> None:
+def poison(pool: Pool, problem: Problem) -> None:
+    """Fill what is compared of the outputs with ones in every bit."""
     for part, _ in _samples(pool, problem):
         pool.device.upload(part, np.full(part.size * part.dtype.itemsize, 0xFF, np.uint8).view(part.dtype))
 
 
-def _results(pool: Pool, problem: Problem) -> list[np.ndarray]:
+def results_of(pool: Pool, problem: Problem) -> list[np.ndarray]:
+    """What is compared of the outputs, as float32 or integers."""
     pool.device.synchronize()
     return [decode(pool.device.download(part), dtype) for part, dtype in _samples(pool, problem)]
 
 
-def _apart(got: np.ndarray, want: np.ndarray) -> float:
+def apart(got: np.ndarray, want: np.ndarray) -> float:
+    """The relative distance of two results; of integers 1.0 where more than a few differ, else 0.0."""
     if got.dtype.kind in "iu":
         # An argmax may differ: two sums of normal values come as close as float32 rounds less than once in a thousand windows.
         return float(np.mean(got != want) > 4e-3)

@@ -372,4 +372,4 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(read, outputs(call), min(read, size(call, "in", 0) + 4 * weights))]
 
 
-WALK = Impl(bind, supports=supports, tile=tile, pack=pack, candidates=candidates, traffic=traffic)
+WALK = Impl(bind, supports=supports, tile=tile, pack=pack, candidates=candidates, traffic=traffic, engine="depthwise")

@@ -385,6 +385,6 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(read, outputs(call), min(read, size(call, "in", 0) + weights))]
 
 
-_WALK = Impl(bind, supports=supports, tile=tile, pack=pack, needs=(8, 0), candidates=candidates, traffic=traffic)
+_WALK = Impl(bind, supports=supports, tile=tile, pack=pack, needs=(8, 0), candidates=candidates, traffic=traffic, engine="streamed")
 OPS = {"gconv_fprop": _WALK, "gconv_dgrad": _WALK}
 """Depthwise convolutions and their input gradients on GPUs with cp.async, before those of `depthwise.py`."""

@@ -281,5 +281,7 @@ def traffic(call: Call) -> list[Traffic]:
     ]
 
 
-OPS = depthwise_stream.OPS | {"gconv_wgrad": Impl(bind, scratch, supports, tile, needs=(8, 0), candidates=candidates, traffic=traffic)}
+OPS = depthwise_stream.OPS | {
+    "gconv_wgrad": Impl(bind, scratch, supports, tile, needs=(8, 0), candidates=candidates, traffic=traffic, engine="streamed")
+}
 """Depthwise convolutions on GPUs with cp.async, before those of `depthwise_wgrad.py`."""

@@ -280,5 +280,9 @@ def traffic(call: Call) -> list[Traffic]:
     ]
 
 
-OPS = {"gconv_fprop": WALK, "gconv_dgrad": WALK, "gconv_wgrad": Impl(bind, scratch, supports, tile, candidates=candidates, traffic=traffic)}
+OPS = {
+    "gconv_fprop": WALK,
+    "gconv_dgrad": WALK,
+    "gconv_wgrad": Impl(bind, scratch, supports, tile, candidates=candidates, traffic=traffic, engine="depthwise"),
+}
 """Depthwise convolutions of every row but `naive`."""

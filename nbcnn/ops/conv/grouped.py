@@ -349,9 +349,9 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 HOST = {"gconv_fprop": host(gconv_fprop), "gconv_dgrad": host(gconv_dgrad), "gconv_wgrad": host(gconv_wgrad)}
 OPS = {
-    "gconv_fprop": Impl(bind_fprop, supports=supports),
-    "gconv_dgrad": Impl(bind_dgrad, supports=supports),
-    "gconv_wgrad": Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports),
+    "gconv_fprop": Impl(bind_fprop, supports=supports, engine="grouped"),
+    "gconv_dgrad": Impl(bind_dgrad, supports=supports, engine="grouped"),
+    "gconv_wgrad": Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, engine="grouped"),
 }
 GRADIENTS = {
     "gconv_dgrad": Gradient("gconv_fprop", lambda ins, outs, v: (v, ins[1])),

@@ -100,6 +100,7 @@ def ops(engine: Impl) -> dict[str, Impl]:
         bind=bind,
         scratch=lambda call: align(parts(call)[2], ALIGNMENT),
         supports=lambda call, target: engine.supports(convolution(call), target),
+        slower=lambda call, target: engine.slower(convolution(call), target),
         tile=lambda call, target: engine.tile(convolution(call), target),
         candidates=lambda call, target: engine.candidates(convolution(call), target),
         pack=lambda call: pack(convolution(call)),

@@ -113,6 +113,7 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
             bind=bind,
             scratch=scratch,
             supports=lambda call, target: engine.supports(convolution(call), target),
+            slower=lambda call, target: engine.slower(convolution(call), target),
             tile=lambda call, target: engine.tile(convolution(call), target),
             candidates=lambda call, target: engine.candidates(convolution(call), target),
             pack=None if pack is None else lambda call: pack(convolution(call)),

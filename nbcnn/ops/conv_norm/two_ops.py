@@ -169,6 +169,7 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         bind=bind,
         scratch=scratch,
         supports=lambda call, target: conv.supports(parts(call)[0], target) or norm.supports(parts(call)[1], target),
+        slower=lambda call, target: conv.slower(parts(call)[0], target),
         tile=lambda call, target: conv.tile(parts(call)[0], target),
         candidates=lambda call, target: conv.candidates(parts(call)[0], target),
         pack=pack_weight if conv.pack is not None else None,

@@ -177,6 +177,7 @@ def ops(precision: str) -> dict[str, Impl]:
             candidates=lambda call, target: candidates(call, precision, target),
             traffic=lambda call: bytes_of(call, precision),
             exactly=True,
+            engine="wgmma with norm",
         )
         for name, bind in bound.items()
     }

@@ -134,6 +134,8 @@ def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
         lambda call: im2col.pack_fprop(convolution_of(call)),
         candidates=candidates,
         traffic=bytes_of,
+        slower=lambda call, target: winograd.slower(convolution_of(call), target),
+        engine="winograd with norm",
     )
 
 

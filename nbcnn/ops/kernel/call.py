@@ -192,6 +192,8 @@ class Impl:
     bind      Call -> what to run, in order.
     scratch   Call without arrays (tile resolved) -> bytes of scratch; needs no GPU.
     supports  Call without arrays, Target -> None, or the reason in words why this shape cannot run on that GPU.
+    slower    Call without arrays, Target -> None, or the reason in words why another implementation is likely faster there.
+    engine    the name of its kernels, where an op has several implementations.
     tile      Call without arrays, Target -> a frozen dataclass of ints (None if there is nothing to choose).
     pack      Call without arrays -> int32 index map (n,) or (terms, n): packed[i] = Σ_t weight.flat[map[t, i]], where −1
               adds nothing. All packed weights are made at the start of every plan (`nbcnn.plan.lowering`); `bind` finds its
@@ -218,6 +220,8 @@ class Impl:
     splits: Callable[[Call], Mapping[int, int]] = _no_splits
     exactly: bool = False
     once: bool = False
+    slower: Callable[[Call, Target], str | None] = _any_shape
+    engine: str = ""
 
     def lacks(self, target: Target) -> str | None:
         """None if the kernels run on GPUs of the compute capability of `target`, else the reason in words."""

@@ -166,7 +166,8 @@ def traffic_grads(call: Call) -> list[Traffic]:
 
 
 def _impl(bind: Any, traffic: Any) -> Impl:
-    return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, needs=(9, 0), exactly=True, once=True)
+    named: dict[str, Any] = {"needs": (9, 0), "exactly": True, "once": True, "engine": "cluster"}
+    return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, **named)
 
 
 _FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")

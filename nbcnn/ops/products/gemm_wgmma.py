@@ -301,4 +301,5 @@ def implementation(precision: str) -> Impl:
         candidates=_candidates,
         traffic=lambda call: _traffic(call, kind),
         exactly=True,
+        engine="wgmma",
     )

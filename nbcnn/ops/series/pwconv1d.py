@@ -166,6 +166,7 @@ def _through(impl: Impl, layout: str) -> Impl:
         bind=bind,
         scratch=scratch,
         supports=inner(impl.supports),
+        slower=inner(impl.slower),
         tile=inner(impl.tile),
         pack=inner(impl.pack) if impl.pack is not None else None,
         candidates=inner(impl.candidates),

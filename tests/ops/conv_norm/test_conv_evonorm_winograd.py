@@ -121,7 +121,7 @@ def bare(op="conv_evonorm_s0_fprop", n=64, c=64, size=28, k=64, groups=32, layou
         ({}, None),
         ({"size": 58}, None),
         ({"size": 15}, "whole 2×2 tiles"),
-        ({"n": 1}, "196 output tiles"),
+        ({"n": 1}, None),
         ({"size": 96}, "no block keeps 96×96 pixels"),
         ({"k": 128, "groups": 1}, "groups of 128"),
         ({"op": "conv_evonorm_b0_fprop", "size": 96}, None),

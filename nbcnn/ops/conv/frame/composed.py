@@ -65,6 +65,7 @@ def _asking(impl: Impl, inner_call: Callable[[Call], Call]) -> Impl:
     return replace(
         impl,
         supports=lambda call, target: impl.supports(inner_call(call), target),
+        slower=lambda call, target: impl.slower(inner_call(call), target),
         tile=lambda call, target: impl.tile(inner_call(call), target),
         candidates=lambda call, target: impl.candidates(inner_call(call), target),
         pack=None if pack is None else lambda call: pack(inner_call(call)),

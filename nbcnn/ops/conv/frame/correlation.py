@@ -197,16 +197,13 @@ def has_patches(g: Correlation) -> bool:
     return g.P % SQUARE == 0 and g.Q % SQUARE == 0 and divided
 
 
-def refusal(call: Call, channels: int) -> str | None:
-    """None if the kernel serves the call, else the reason in words. `channels` are those of one tile along GK."""
+def refusal(call: Call) -> str | None:
+    """None if the kernel serves the call, else the reason in words."""
     if reason := not_nhwc(call, "wgmma reads"):
         return reason
     if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1 and not in_phases(call):
         return f"the input gradient of stride {call.attrs['stride']} is no correlation"
     g = correlation(call)
-    most = _MOST_PADDED_OF_TAP if g.taps == 1 else (_MOST_PADDED_ONCE if has_patches(g) else _MOST_PADDED)[channels]
-    if whole(g.C, channels) > most * g.C:
-        return f"{g.C} channels to sum over would be padded to {whole(g.C, channels)}"
     if g.C % 8:
         return f"{g.C} channels to sum over are not a multiple of 8"
     if g.K % 8:
@@ -214,6 +211,12 @@ def refusal(call: Call, channels: int) -> str | None:
     if g.top < 0 or g.left < 0:
         return f"a padding of {call.attrs['pad']} is wider than the filter"
     return beyond_tma(g) or too_large(call.in_shapes[0], call.out_shapes[0])
+
+
+def padded(g: Correlation, channels: int) -> str | None:
+    """None, or that too much of the time goes into zeros, in words. `channels` are those of one tile along GK."""
+    most = _MOST_PADDED_OF_TAP if g.taps == 1 else (_MOST_PADDED_ONCE if has_patches(g) else _MOST_PADDED)[channels]
+    return f"{g.C} channels to sum over would be padded to {whole(g.C, channels)}" if whole(g.C, channels) > most * g.C else None
 
 
 def beyond_tma(g: Correlation) -> str | None:

@@ -135,9 +135,11 @@ def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
             return [*impl.traffic(dense_call(call, op)), *([once(weights, weights)] if op == "conv_wgrad" else [])]
 
         changes: dict[str, Any] = {
+            "engine": f"{impl.engine} with zeros",
             "bind": bind,
             "scratch": scratch,
             "supports": lambda call, target: supports(call, target, impl, op),
+            "slower": lambda call, target: impl.slower(dense_call(call, op), target),
             "tile": lambda call, target: impl.tile(dense_call(call, op), target),
             "candidates": lambda call, target: impl.candidates(dense_call(call, op), target),
             "pack": None if pack is None else packed,

@@ -23,11 +23,11 @@ def for_few_pixels(ops: Mapping[str, Impl]) -> dict[str, Impl]:
 
 
 def _limited(impl: Impl) -> Impl:
-    def supports(call: Call, target: Target) -> str | None:
+    def slower(call: Call, target: Target) -> str | None:
         n, _, height, width = next(shape for shape in call.out_shapes if len(shape) == 4)
         pixels = n * height * width * (4 if "pool" in call.op else 1)
         if pixels > MOST_PIXELS:
             return f"{pixels} pixels are enough for larger tiles"
-        return impl.supports(call, target)
+        return impl.slower(call, target)
 
-    return replace(impl, supports=supports)
+    return replace(impl, slower=slower)

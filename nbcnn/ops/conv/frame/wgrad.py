@@ -203,4 +203,5 @@ class WeightGradient(Generic[Tile]):
             candidates=lambda call, target: self.candidates(correlation(call), target),
             traffic=self.traffic,
             exactly=exactly,
+            engine="wgmma" if exactly else "mma",
         )

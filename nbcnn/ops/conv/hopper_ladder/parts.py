@@ -96,6 +96,6 @@ def step(bind: Callable[[Call], list[Launch]], biased: bool = False) -> Impl:
         if not biased and len(call.in_shapes) > 2:
             return "a bias is added in step 6"
         channels = correlation(call).C
-        return refusal(call, BK) or (f"{channels} channels to sum over are not a multiple of {BK}" if channels % BK else None)
+        return refusal(call) or (f"{channels} channels to sum over are not a multiple of {BK}" if channels % BK else None)
 
     return Impl(bind, supports=supports, pack=pack, packed="bfloat16", needs=(9, 0), exactly=True)

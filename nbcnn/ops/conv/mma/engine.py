@@ -67,7 +67,7 @@ def implementations(precision: str) -> dict[str, Impl]:
     def bytes_of(call: Call) -> list[Traffic]:
         return traffic(call, kind)
 
-    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of)
+    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma")
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
 

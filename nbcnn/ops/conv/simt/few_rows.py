@@ -155,6 +155,6 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(weights + N * rows, outputs(call), weights + rows)]
 
 
-_IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic)
+_IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic, engine="few rows")
 OPS = {"conv_fprop": _IMPL, **{f"conv_{name}_fprop": _IMPL for name in EPILOGUES}}
 """Forward convolutions of few rows, in every GPU row that stores NHWC."""

@@ -116,6 +116,6 @@ def traffic(call: Call) -> list[Traffic]:
     return product_traffic(call.tile, *extents(call))
 
 
-_IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*extents(call), extents(call)[2] % 16 == 0, False)))
+_IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*extents(call), extents(call)[2] % 16 == 0, False), "pointwise"))
 OPS = {"conv_fprop": _IMPL, **{f"conv_{name}_fprop": _IMPL for name in EPILOGUES}}
 """Forward convolutions with 1×1 filters of row `im2col`."""

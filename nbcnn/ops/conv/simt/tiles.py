@@ -124,8 +124,8 @@ def ranked(GM: int, GN: int, GK: int, whole_tiles: bool, always_sums: bool, targ
     return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, GM, GN, GK, target, always_sums)))
 
 
-def choices(product: Callable[[Any], Product]) -> dict[str, Any]:
-    """`tile` and `candidates` of an `Impl`: the first of `ranked`, and the first two splits of every tile.
+def choices(product: Callable[[Any], Product], engine: str = "im2col") -> dict[str, Any]:
+    """`engine`, `tile` and `candidates` of an `Impl`: the first of `ranked`, and the first two splits of every tile.
 
     product: call -> GM, GN, GK, whole_tiles, always_sums.
     """
@@ -139,4 +139,4 @@ def choices(product: Callable[[Any], Product]) -> dict[str, Any]:
             listed.setdefault(unsplit(one), []).append(one)
         return [one for splits in listed.values() for one in splits[:2]]
 
-    return {"tile": tile, "candidates": candidates}
+    return {"engine": engine, "tile": tile, "candidates": candidates}

@@ -62,8 +62,8 @@ def _gather(after: str, pack: Callable[[Call], np.ndarray] = thin_gather.pack) -
     return Impl(bind, thin_gather.scratch, supports_gather, thin_gather.tile, pack, traffic=traffic)
 
 
-_UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_scatter.pack, traffic=thin_up.traffic)
-_WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic)
+_UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_scatter.pack, traffic=thin_up.traffic, engine="thin")
+_WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin")
 
 FUSED = {
     "conv_relu_fprop": _gather("relu"),

@@ -61,10 +61,10 @@ def traffic(call: Call) -> list[Traffic]:
     return _form(call).traffic(call)
 
 
-IMAGES = Impl(bind, scratch, supports, tile, pack, traffic=traffic)
+IMAGES = Impl(bind, scratch, supports, tile, pack, traffic=traffic, engine="thin")
 
 OPS: dict[str, Impl] = {
     "conv_fprop": IMAGES,
     "conv_dgrad": IMAGES,
-    "conv_wgrad": Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic),
+    "conv_wgrad": Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin"),
 }

@@ -399,4 +399,5 @@ def implementation(precision: str) -> Impl:
         needs=(8, 0),
         candidates=candidates,
         traffic=lambda call: traffic(call, E),
+        engine="thin mma",
     )

@@ -204,4 +204,5 @@ def implementation(precision: str) -> Impl:
         packed=STORE[precision],
         needs=(8, 0),
         traffic=lambda call: traffic(call, precision),
+        engine="thin mma",
     )

@@ -241,4 +241,5 @@ def implementation(precision: str) -> Impl:
         tile=tile,
         needs=(8, 0),
         traffic=lambda call: traffic(call, precision),
+        engine="thin mma",
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
-from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, correlation, pack, refusal, whole
+from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, correlation, pack, padded, refusal, whole
 from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
@@ -48,24 +48,28 @@ def implementations(precision: str) -> dict[str, Impl]:
     kind = KINDS[precision]
 
     def supports(call: Call, target: Target) -> str | None:
-        reason = refusal(call, kind.channels)
-        if reason:
+        if reason := refusal(call):
             return reason
-        g = correlation(call)
-        if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
-            return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
         if call.op in BY_PATCHES:
             return by_patches(call, target)
-        if not candidates(g, kind, kind_of(call)):
-            return f"no tile is whole pairs of rows of {g.Q} pixels"
+        if not candidates(correlation(call), kind, kind_of(call)):
+            return f"no tile is whole pairs of rows of {correlation(call).Q} pixels"
         return None
 
     def by_patches(call: Call, target: Target) -> str | None:
         """None, or why a gradient with an epilogue of the patch kernel alone is not made. It is where the plain gradient would be made by patches."""
         if not _patch_tiles(call, kind, target):
             return "a second gradient, and the sums of a norm, are in the epilogue of the patch kernel alone, whose images are squares of 8×8 pixels"
+        return None
+
+    def slower(call: Call, target: Target) -> str | None:
+        g = correlation(call)
+        if reason := padded(g, kind.channels):
+            return reason
+        if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
+            return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
         plain = replace(call, op="conv_dgrad", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
-        if not isinstance(tile(plain, target), PatchTile):
+        if call.op in BY_PATCHES and not isinstance(tile(plain, target), PatchTile):
             return "the plain gradient is made faster by another kernel than by patches"
         return None
 
@@ -92,7 +96,8 @@ def implementations(precision: str) -> dict[str, Impl]:
         # An op around one of these has other operands: it says itself which of them are the same.
         return split_bytes(call, SOURCE) if kind.planes > 1 and call.op in (*IMAGE_OPS, WITH_MOMENTS) else {}
 
-    impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, exactly=True)
+    named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma"}
+    impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, **named)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 
 

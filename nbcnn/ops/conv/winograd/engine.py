@@ -85,9 +85,14 @@ def supports(call: Call, target: Target) -> str | None:
         return f"{c.C} to {c.K} channels of {c.H}×{c.W}: channels must be multiples of 16, the image of whole 2×2 tiles"
     if "wgrad" in call.op and c.H * c.W // 4 % 16:
         return f"{c.H * c.W // 4} tiles an image are not a multiple of 16"
-    if c.N * c.H * c.W // 4 < LEAST_TILES:
-        return f"{c.N * c.H * c.W // 4} output tiles are fewer than {LEAST_TILES}"
     return too_large(c.x_shape, c.y_shape)
+
+
+def slower(call: Call, target: Target) -> str | None:
+    """None, or the reason in words: the launches of the transforms take time that few tiles do not save."""
+    c = shape_of(call)
+    tiles = c.N * c.H * c.W // 4
+    return f"{tiles} output tiles are fewer than {LEAST_TILES}" if tiles < LEAST_TILES else None
 
 
 def tile(call: Call, target: Target) -> WinogradTile:
@@ -240,9 +245,9 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
     return made + exchanged_traffic(16, c.K, c.C, _planes(call), len(call.out_shapes) == 2)
 
 
-_FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic)
-_DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad, traffic=traffic)
-_WGRAD = Impl(bind_wgrad, scratch_wgrad, supports, tile, traffic=traffic_wgrad)
+_FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic, slower=slower, engine="winograd")
+_DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad, traffic=traffic, slower=slower, engine="winograd")
+_WGRAD = Impl(bind_wgrad, scratch_wgrad, supports, tile, traffic=traffic_wgrad, slower=slower, engine="winograd")
 
 OPS = {"conv_fprop": _FPROP, "conv_dgrad": _DGRAD, "conv_wgrad": _WGRAD}
 """The plain convolutions that have this form: 3×3, stride 1, padding 1, even images, channels in sixteens, large batches."""

@@ -30,14 +30,19 @@ VALUES = 9
 
 def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
-    (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
+    C, K = call.in_shapes[0][1], call.in_shapes[1][0]
     if reason := not_nhwc(call, "nine products are made of"):
         return reason
     if C % 16 or K % 16:
         return f"{C} to {K} channels: nine products need multiples of 16"
-    if N * H * W < LEAST_TILES:
-        return f"{N * H * W} pixels are fewer than {LEAST_TILES}"
     return too_large(call.out_shapes[0])
+
+
+def slower(call: Call, target: Target) -> str | None:
+    """None, or the reason in words."""
+    n, _, height, width = call.in_shapes[0]
+    pixels = n * height * width
+    return f"{pixels} pixels are fewer than {LEAST_TILES}" if pixels < LEAST_TILES else None
 
 
 def tile(call: Call, target: Target) -> WinogradTile:
@@ -94,7 +99,7 @@ def traffic(call: Call) -> list[Traffic]:
     return made
 
 
-_IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic)
+_IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic, slower=slower, engine="nine products")
 
 FUSED = {"upconv_fprop": _IMPL, "upconv_relu_fprop": _IMPL}
 """For large batches and channels in sixteens; im2col_fused.py serves the rest."""
