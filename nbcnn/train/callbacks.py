@@ -154,12 +154,16 @@ class EarlyStopping(Callback):
         check_number("EarlyStopping", "min_delta", min_delta)
         self.patience = whole_number("EarlyStopping", "patience", patience)
         self.min_delta, self.restore_best = float(min_delta), restore_best
+        self._seen: tuple[Trainer | None, int, float, int] = (None, 0, math.inf, 0)
 
     def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
-        best, since = math.inf, 0
-        for row in trainer.rows:  # from the first: a resumed run has those of before
+        known, count, best, since = self._seen
+        if known is not trainer:
+            count, best, since = 0, math.inf, 0
+        for row in trainer.rows[count:]:  # at first all: a resumed run has those of before
             loss = loss_of(row)
             best, since = (loss, 0) if loss < best - self.min_delta else (best, since + 1)
+        self._seen = trainer, len(trainer.rows), best, since
         if since >= self.patience and epoch.epoch < trainer.epochs:
             trainer.stop(f"the loss has not fallen for {since} epoch{'s' if since > 1 else ''}")
 

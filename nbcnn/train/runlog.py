@@ -138,8 +138,8 @@ class RunFolder:
         if not (self._jsonl.exists() and self._csv.exists()):
             self.rewrite(rows)
             return
-        with atomic.named(self._jsonl), open(self._jsonl, "a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
+        with atomic.named(self._jsonl), open(self._jsonl, "ab") as file:
+            file.write(line_of(rows[-1]))
             file.flush()
             os.fsync(file.fileno())
         with atomic.named(self._csv), open(self._csv, "a", newline="") as file:
@@ -188,7 +188,7 @@ class RunFolder:
             self._jsonl.unlink(missing_ok=True)
             self._csv.unlink(missing_ok=True)
             return
-        atomic.replace_bytes(self._jsonl, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        atomic.replace_bytes(self._jsonl, b"".join(map(line_of, rows)))
         atomic.replace_bytes(self._csv, _csv_lines(rows, header=True).encode())
 
 
@@ -250,7 +250,15 @@ def flags_of(path: Path, notes: Mapping[str, str]) -> dict[str, Any]:
 
 def rows_digest(rows: Sequence[Row]) -> str:
     """The SHA-256 of metrics, for the checkpoint that counts on them."""
-    return hashlib.sha256("".join(json.dumps(row) + "\n" for row in rows).encode()).hexdigest()
+    made = hashlib.sha256()
+    for row in rows:
+        made.update(line_of(row))
+    return made.hexdigest()
+
+
+def line_of(row: Row) -> bytes:
+    """One epoch's metrics as the line of JSON that is written and digested."""
+    return (json.dumps(row) + "\n").encode()
 
 
 def _row(line: bytes) -> Row | None:

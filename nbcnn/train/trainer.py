@@ -11,6 +11,7 @@ so that all choose the same next reading, and a signal that any of them got ends
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import shutil
@@ -33,7 +34,7 @@ from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, CheckpointError, Tensors
 from nbcnn.train.events import Callback, Epoch, Reading, Result
 from nbcnn.train.interrupt import Interrupted, Interrupts
-from nbcnn.train.runlog import InMemory, Row, RunFolder, rows_digest
+from nbcnn.train.runlog import InMemory, Row, RunFolder, line_of
 
 READING_SECONDS = 1.0
 """Time between two readings of the loss when `log_every` is 0."""
@@ -128,6 +129,8 @@ class Trainer:
         self.identity = {**(identity or {}), "epochs": str(self.epochs), "steps_per_epoch": str(session.steps_per_epoch)}
         self.step = 0
         self.rows: list[Row] = []
+        # What would take longer with every epoch if it were made of all rows: their digest and their least loss.
+        self._digest, self._least = hashlib.sha256(), math.inf
         self._epoch_seconds = 0.0
         self._test_seconds = 0.0
         self._time: Callable[[], dict[str, Any]] | None = None
@@ -204,7 +207,9 @@ class Trainer:
             raise CheckpointError(f"{path} contradicts itself: step {self.step} after {done} epochs in its metadata, {taken} steps in its state")
         rows, mended = self.run.recall(done, metadata.get("metrics"), metadata.get("row"))
         told += [mended] if mended else []
-        self.rows = rows
+        self.rows, self._digest, self._least = [], hashlib.sha256(), math.inf
+        for row in rows:
+            self._add(row)
         if path != self.run.last or metadata.get("epochs") != self.identity["epochs"]:
             self._save(saved.tensors, self.run.last)
         if self.team.leads:
@@ -331,8 +336,8 @@ class Trainer:
             time_spent,
             self._scored,
         )
-        best = all(epoch.loss < loss_of(row) for row in self.rows)
-        self.rows.append(epoch.row())
+        best = epoch.loss < self._least
+        self._add(epoch.row())
         if self.team.leads:
             self.run.append(self.rows)
         if best:
@@ -429,10 +434,16 @@ class Trainer:
     def _save(self, tensors: Tensors, path: Path) -> None:
         position = {"step": self.step, "epochs_done": self.epochs_done, "epoch_seconds": self._epoch_seconds}
         # The checkpoint holds the digest of its metrics, and a copy of the last row, because a crash may cost the end of a file.
-        metrics = {"metrics": rows_digest(self.rows)} | ({"row": json.dumps(self.rows[-1])} if self.rows else {})
+        metrics = {"metrics": self._digest.hexdigest()} | ({"row": json.dumps(self.rows[-1])} if self.rows else {})
         if self.team.leads:
             self.run.keep(path, tensors, {**self.notes, **self.identity, **metrics, **{name: str(value) for name, value in position.items()}})
         self._saved = path
+
+    def _add(self, row: Row) -> None:
+        """Add the metrics of one more epoch."""
+        self.rows.append(row)
+        self._digest.update(line_of(row))
+        self._least = min(self._least, loss_of(row))
 
     def _keep(self) -> None:
         """Copy the state into host memory, from where `_origin` starts."""

@@ -69,6 +69,34 @@ def test_an_epoch_learns_and_writes_its_files(tmp_path):
     assert trainer.run.curves.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("where", ["in a folder", "in memory"])
+def test_the_work_of_an_epoch_does_not_grow_with_the_number_of_epochs(tmp_path, monkeypatch, where):
+    """Of 20 epochs each digests its own row, and early stopping looks at it, once."""
+    from nbcnn.train import callbacks, runlog, trainer
+
+    made = [0]
+    for module in (runlog, trainer):
+        monkeypatch.setattr(module, "line_of", lambda row, inner=runlog.line_of: made.append(made.pop() + 1) or inner(row))
+    for module in (callbacks, trainer):
+        monkeypatch.setattr(module, "loss_of", lambda row, inner=trainer.loss_of: made.append(made.pop() + 1) or inner(row))
+
+    class Counts(Callback):
+        def __init__(self):
+            self.work = []
+
+        def epoch(self, trainer, epoch):
+            self.work.append(made[0])
+
+    counts = Counts()
+    training = make(tmp_path, epochs=20, callbacks=[callbacks.EarlyStopping(20), counts])
+    if where == "in memory":
+        training.run = runlog.InMemory()
+    training.fit()
+    each = np.diff(counts.work)
+    assert len(each) == 19
+    assert each.min() == each.max() <= 5
+
+
 def test_both_metrics_files_say_the_same(tmp_path):
     trainer = make(tmp_path)
     trainer.fit()
