@@ -50,11 +50,14 @@ def what_tests_leave_is_walked_once():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What takes longest comes first, so that several processes end together.
+    """A test that asks for the device has the marker `gpu`. What takes longest comes first, so that several processes end together.
 
     Of the many cases of a test that compiles for a GPU (marker `sampled`) or runs kernels in the simulator, pytest alone takes a part, the same
     every time, and .ci/full takes all: together they need half an hour of two cores.
     """
+    for item in items:
+        if not {"device", "gpu"}.isdisjoint(item.fixturenames):
+            item.add_marker(pytest.mark.gpu)
     items.sort(key=lambda item: item.path.name not in LONGEST)
     families = defaultdict(list)
     for item in items:
@@ -67,6 +70,16 @@ def pytest_collection_modifyitems(items):
         family.sort(key=lambda item: crc32(item.name.encode()))
         for item in family[ceil(len(family) / 6) :]:
             item.add_marker(pytest.mark.full)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that is skipped because there is no GPU has the marker `gpu`, so that `pytest -m gpu` is the whole GPU suite; else it fails."""
+    report = yield
+    missing = gpu_device.gpu_missing()
+    if report.skipped and missing and missing in str(report.longrepr) and not item.get_closest_marker("gpu"):
+        report.outcome, report.longrepr = "failed", f"{item.nodeid} needs a GPU and lacks the marker gpu"
+    return report
 
 
 @pytest.fixture(scope="session")

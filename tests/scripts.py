@@ -13,7 +13,7 @@ from nbcnn.cli.train import main as train
 __all__ = ["ROOT", "TINY", "exits", "extract", "message", "on_a_played_gpu", "train"]
 
 ROOT = Path(__file__).parent.parent
-TINY = ["--dataset", "shapes", "--mode", "cpu", "--limit", "4", "--batch", "2", "--epochs", "1"]
+TINY = ["--dataset", "shapes", "--mode", "cpu", "--model", "autoencoder", "--limit", "4", "--batch", "2", "--epochs", "1"]
 
 
 def exits(main, argv):

@@ -15,7 +15,7 @@ MACHINES = ["svm", "ridge"]
 pytestmark = pytest.mark.skipif(gpu_device.SIMULATOR, reason="a machine of the simulator takes minutes; test_gpu_svm.py has one")
 
 
-@pytest.fixture(params=["host", "gpu"])
+@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
 def place(request):
     """None for the CPU path, or a GPU."""
     return None if request.param == "host" else request.getfixturevalue("gpu")

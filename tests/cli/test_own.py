@@ -267,8 +267,8 @@ def test_a_classifier_without_labels_is_told_a_set_that_has_some(capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--lr", "inf"], "inf is not finite"),
-        (["--warmup", "inf"], "inf is not finite"),
+        (["--lr", "inf"], "'inf' is not finite"),
+        (["--warmup", "inf"], "'inf' is not finite"),
         (["--seed", "100000000000000000000000000"], "is not below 9,223,372,036,854,775,808"),
         (["--seed", "1e26"], "'1e26' is no whole number"),
         ([*TINY, "--batch", "9"], "the largest batch is 4"),

@@ -27,7 +27,7 @@ from nbcnn.run.resolve import resolver
 from nbcnn.run.rows import TENSOR_CORES, Choice, choose_mode
 from nbcnn.run.session import TrainingSession, epoch_order
 
-ROWS = pytest.mark.parametrize("row", MODES, ids="-".join)
+ROWS = pytest.mark.parametrize("row", [pytest.param(key, marks=[] if key[0] == "cpu" else pytest.mark.gpu) for key in MODES], ids="-".join)
 
 
 def depth_bound(layers, precision):
@@ -358,6 +358,7 @@ def test_a_classifier_trains_on_labels():
     assert session.evaluate() < 0.3 * before
 
 
+@pytest.mark.gpu
 def test_a_step_that_runs_elsewhere_is_named_and_refused_when_strict():
     layers = [Conv2d(4, 9, padding=4, in_channels=3), MSE()]
     net = net_or_skip([Conv2d(3, 9, padding=4, in_channels=3), MSE()], (3, 8, 8), ("tiled", "fp32"))

@@ -13,7 +13,7 @@ from nbcnn.plan.storage import UNIT_ROUNDOFF
 from nbcnn.run.net import Net
 
 SHAPE, BATCH = (3, 16, 16), 8
-ROWS = pytest.mark.parametrize("row", [key for key in MODES if key[0] != "cpu"], ids="-".join)
+ROWS = pytest.mark.parametrize("row", [pytest.param(key, marks=pytest.mark.gpu) for key in MODES if key[0] != "cpu"], ids="-".join)
 MODELS = {
     "resnet18": lambda: resnet18(*SHAPE, classes=5, filters=8),
     "mobilenet": lambda: mobilenet(*SHAPE, classes=5, multiplier=1 / 8),

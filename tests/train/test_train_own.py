@@ -103,7 +103,7 @@ def test_features_are_those_of_the_normalised_network(tmp_path, rng, monkeypatch
     [
         (["--dataset", "folder:nowhere"], 3, "nowhere is no folder"),
         (["--dataset", "folder"], 2, "none of auto"),
-        (["--dataset", "digits", "--size", "8"], 2, "--size is for --dataset folder"),
+        (["--dataset", "digits", "--size", "8"], 2, "--size is for a custom --dataset (folder:PATH"),
         (["--dataset", "folder:pets, x", "--size", "8x"], 2, "no size of images"),
         (["--dataset", "folder:pets, x", "--augment", "flop"], 2, "did you mean flip"),
         (["--dataset", "folder:pets, x", "--augment", "crop:8", "--batch", "4"], 2, "it must be below 8"),

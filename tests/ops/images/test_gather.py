@@ -33,7 +33,7 @@ def philox_kernel(inputs, words):
     words[0], words[1], words[2], words[3] = a, b, c, d
 
 
-@pytest.fixture(params=["reference", "NCHW kernel", "NHWC kernel"])
+@pytest.fixture(params=["reference", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("NCHW kernel", "NHWC kernel"))])
 def run(request):
     """run(op, ins, outs): the outputs of the reference, or of the kernel in one of the layouts of a GPU row."""
 

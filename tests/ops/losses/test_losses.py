@@ -22,7 +22,7 @@ IMPLS = {
 }
 
 
-@pytest.fixture(params=["reference", "kernel"])
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=pytest.mark.gpu)])
 def run(request):
     """run(op, ins, outs): the outputs of the float32 reference or of the kernels."""
 

@@ -56,7 +56,7 @@ def gelu_of(run, x, request):
     return y, dx
 
 
-@pytest.mark.parametrize("run", ["float32", "float64", "kernel"])
+@pytest.mark.parametrize("run", ["float32", "float64", pytest.param("kernel", marks=pytest.mark.gpu)])
 def test_gelu_and_its_derivative_over_a_wide_range(run, request):
     """The far left must not stop at a smallest Φ, which a large input would make a large output of."""
     dtype = np.dtype("float32" if run == "kernel" else run)
@@ -76,7 +76,7 @@ def test_gelu_and_its_derivative_over_a_wide_range(run, request):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-@pytest.mark.parametrize("run", ["float32", "float64", "kernel"])
+@pytest.mark.parametrize("run", ["float32", "float64", pytest.param("kernel", marks=pytest.mark.gpu)])
 def test_gelu_of_what_is_not_finite(run, request):
     x = np.array([-np.inf, np.inf, np.nan, 0, -1], "float32" if run == "kernel" else run)
     y, dx = gelu_of(run, x, request)

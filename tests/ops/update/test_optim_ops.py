@@ -26,7 +26,7 @@ IMPLS = {
 MOMENTS = {"sgd": 1, "adam": 2}
 
 
-@pytest.fixture(params=["reference", "kernel"])
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=pytest.mark.gpu)])
 def bind(request):
     """bind(op, ins, outs): the op bound to the float32 reference or to the kernels."""
 
