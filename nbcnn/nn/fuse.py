@@ -6,7 +6,7 @@ an ordinary layer: its parameters and its name are those of the convolution insi
 them one by one where a shape does not fit (an odd image cannot be pooled in a convolution's epilogue).
 
     Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and the argmax of each window, two bits
-    Conv2d, ReLU                 ConvReLU
+    Conv2d, any activation       ConvActivation  in training where the activation's gradient reads its output; in inference always
     Conv2d, EvoNormS0 or B0      ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     Conv2d, BatchNorm2d, ReLU    ConvBatchNorm   in inference the norm is folded into filters and bias; in training the norm takes the ReLU
     Conv2d, BatchNorm2d          ConvBatchNorm   likewise
@@ -14,9 +14,7 @@ them one by one where a shape does not fit (an odd image cannot be pooled in a c
     Conv2d, BatchNorm2d, GELU    ConvBatchNormGELU   the convolution, then a BatchNormGELU; ReLU6, HardSwish and Swish likewise
     BatchNorm2d, Add, ReLU       BatchNormAddReLU    of two values; with a Conv2d before the norm ConvBatchNormAddReLU
     Residual, ReLU               ResidualReLU    of a body that ends in a BatchNorm2d, which then adds the residual's input and applies the ReLU
-    Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
-    Linear, Sigmoid              LinearSigmoid
-    Linear, Swish                LinearSwish     in inference alone: the gradient of a Swish reads the linear layer's output
+    Linear, any activation       LinearActivation   likewise, a 1×1 convolution of 1×1 images
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d, ReLU     UpConvReLU
     Upsample2d, Conv2d           UpConv
@@ -36,8 +34,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Sigmoid, Swish
-from nbcnn.nn.fuse_convs import ConvEvoNorm, ConvReLU, ConvReLUPool, LinearReLU, LinearSigmoid, LinearSwish, UpConv, UpConvMSE, UpConvReLU
+from nbcnn.nn.activations import GELU, Elementwise, HardSwish, ReLU, ReLU6, Swish
+from nbcnn.nn.fuse_convs import ConvActivation, ConvEvoNorm, ConvReLUPool, LinearActivation, UpConv, UpConvMSE, UpConvReLU
 from nbcnn.nn.fuse_norms import (
     BatchNormAddReLU,
     BatchNormGELU,
@@ -98,7 +96,7 @@ RULES = (
     Rule((Upsample2d, Conv2d, MSE), UpConvMSE, _folds),
     Rule((Upsample2d, Conv2d, ReLU), UpConvReLU, _folds),
     Rule((Upsample2d, Conv2d), UpConv, _folds),
-    Rule((Conv2d, ReLU), ConvReLU, _plain),
+    Rule((Conv2d, Elementwise), ConvActivation, _plain),
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
     Rule((Conv2d, BatchNorm2d, Add, ReLU), ConvBatchNormAddReLU, takes_norm),
@@ -116,9 +114,7 @@ RULES = (
     Rule((BatchNorm2d, Swish), BatchNormSwish, _always),
     Rule((Residual, ReLU), ResidualReLU, ends_in_norm),
     Rule((FusedResidual, ReLU), ResidualReLU, ends_in_norm),
-    Rule((Linear, ReLU), LinearReLU, _plain),
-    Rule((Linear, Sigmoid), LinearSigmoid, _plain),
-    Rule((Linear, Swish), LinearSwish, _plain),
+    Rule((Linear, Elementwise), LinearActivation, _plain),
     Rule((Add, ReLU), AddReLU, _always),
     Rule((Residual, LastStep), LastOfResidual, ends_hourly),
     Rule((FusedResidual, LastStep), LastOfResidual, ends_hourly),
@@ -158,8 +154,10 @@ def fuse_nodes(wired: Wired, ops: Container[str]) -> Wired:
         made[at] = node
         for rule in RULES:
             parts = _following(node, rule.kinds, readers, reader, gone)
-            if parts and rule.fits([part.layer for part in parts]) and all(op in ops for op in rule.fused.ops):
+            if parts and rule.fits([part.layer for part in parts]):
                 layer = rule.fused(tuple((part.name, part.layer) for part in parts))
+                if not all(op in ops for op in layer.ops):
+                    continue
                 others = [each for before, part in pairwise(parts) for each in part.reads if each != before.writes]
                 name = parts[-1].name if rule.fused is UpConvMSE else layer.scope
                 del made[at]
@@ -169,13 +167,18 @@ def fuse_nodes(wired: Wired, ops: Container[str]) -> Wired:
     return replace(wired, nodes=tuple(made[at] for at in sorted(made)))
 
 
+def _is(layer: Any, kind: type) -> bool:
+    """Whether a rule means this layer: of any activation (`Elementwise`), else of this very class."""
+    return isinstance(layer, kind) if kind is Elementwise else type(layer) is kind
+
+
 def _following(node: Node, kinds: Sequence[type], readers: Counter[int], reader: dict[int, Node], gone: set[int]) -> list[Node]:
     """`node` and the nodes that follow, if their layers are of these `kinds`: each is the only reader of what the one before it writes; else none.
 
     Behind the first, a sum of two values may be among them (`Add`), whose other value the fused layer reads, too; and nobody else reads two.
     """
     parts = [node]
-    while type(parts[-1].layer) is kinds[len(parts) - 1]:
+    while _is(parts[-1].layer, kinds[len(parts) - 1]):
         if len(parts) == len(kinds):
             return parts
         after = reader.get(parts[-1].writes)

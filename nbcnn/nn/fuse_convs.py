@@ -1,6 +1,6 @@
 """This module defines the fused layers of convolutions and linear layers; their rules stand in `fuse.py`.
 
-    ConvReLU        relu(conv(x) + b) in one launch; LinearReLU, LinearSigmoid and LinearSwish likewise, as 1×1 convolutions of 1×1 images
+    ConvActivation  f(conv(x) + b) in one launch, f any activation; LinearActivation likewise, a 1×1 convolution of 1×1 images
     ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     ConvReLUPool    writes the pooled output and the argmax of each window, two bits
     UpConv          the doubled image is never stored; UpConvReLU likewise, and UpConvMSE, a loss, stores no output either
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nbcnn.nn.activations import Elementwise
 from nbcnn.nn.fused import Fused, unmasked
 from nbcnn.nn.layer import Built, Param, known
 from nbcnn.nn.layers import Conv2d, Linear
@@ -60,78 +61,67 @@ def _dgrad(tape: Tape, op: str, dy: Buf, w: Buf, x: Buf, scope: str, **attrs: in
 
 
 @dataclass(frozen=True)
-class ConvReLU(_AroundConv):
-    """relu(conv(x) + b) in one launch."""
+class ConvActivation(_AroundConv):
+    """f(conv(x) + b) in one launch, for any activation f.
+
+    In training only where the gradient of f reads y. Where it reads x, the plain layers are recorded: the convolution stores z = conv(x) + b and
+    a map makes y of it. An epilogue that stored z beside y would save that map's one read of z, of the five times that z and y move in a
+    training step, and would be one more kernel for every engine, tile and activation.
+    """
 
     kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = ("conv_relu_fprop", "conv_dgrad_relu")
+
+    @property
+    def activation(self) -> Elementwise:
+        """The layer of f."""
+        return self.parts[1][1]
+
+    @property
+    def ops(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What a row must have."""
+        return f"conv_{self.activation.op}_fprop", "conv_dgrad_relu"
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if tape.training and self.activation.reads == "x":
+            return trace(tape, self.parts, x)
         shape, (w, b) = self.conv.shape(x, scope), self._weights(tape)
-        attrs = {"stride": shape.stride, "pad": shape.pad}
-        y = tape.temp(f"{scope}.y", shape.y_shape, after_relu=True)
-        tape.emit("conv_relu_fprop", [x, w, b], [y], scope, **attrs)
+        return self._record(tape, x, w, b, shape.y_shape, scope, {"stride": shape.stride, "pad": shape.pad})
+
+    def _record(self, tape: Tape, x: Buf, w: Buf, b: Buf, y_shape: tuple[int, ...], scope: str, attrs: dict[str, int]) -> Built:
+        """Record y of images, and a backward of their gradients."""
+        op, parameters = self.activation.op, self.activation.attrs()
+        y = tape.temp(f"{scope}.y", y_shape, after_relu=op == "relu")
+        tape.emit(f"conv_{op}_fprop", [x, w, b], [y], scope, **attrs, **parameters)
 
         def backward(dy: Buf) -> Buf:
-            dz = unmasked(tape, dy, y, scope)
-            tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
+            if op == "relu":
+                dz = unmasked(tape, dy, y, scope)
+            else:
+                dz = tape.temp(f"{scope}.dz", y_shape)
+                tape.emit(f"{op}_dgrad", [dy, y], [dz], scope, **parameters)
+            dw, db = self._grads(tape)
+            tape.emit("conv_wgrad", [x, dz], [dw.reshaped(w.shape), db], scope, **attrs)
             return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
 
         return y, backward
 
 
 @dataclass(frozen=True)
-class LinearReLU(_AroundConv):
-    """relu(x wᵀ + b) in one launch."""
+class LinearActivation(ConvActivation):
+    """f(x wᵀ + b) in one launch, as a 1×1 convolution of 1×1 images."""
 
     kind: ClassVar[str] = "linear"
-    ops: ClassVar[tuple[str, ...]] = ConvReLU.ops
-    activation: ClassVar[str] = "relu"
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if tape.training and self.activation.reads == "x":
+            return trace(tape, self.parts, x)
         linear, (w, b) = self.conv, self._weights(tape)
         if x.shape[1:] != (linear.in_features,):
             raise ShapeError(f"{scope} takes (N, {linear.in_features}), got {x.shape}; Flatten makes vectors of images")
         n, k, c = x.shape[0], linear.out_features, known(linear)
         pixels, filters, attrs = x.reshaped((n, c, 1, 1)), w.reshaped((k, c, 1, 1)), {"stride": 1, "pad": 0}
-        y = tape.temp(f"{scope}.y", (n, k, 1, 1), after_relu=self.activation == "relu")
-        tape.emit(f"conv_{self.activation}_fprop", [pixels, filters, b], [y], scope, **attrs)
-
-        def backward(dy: Buf) -> Buf:
-            dz = self._before(tape, dy.reshaped(y.shape), y, scope)
-            dw, db = self._grads(tape)
-            tape.emit("conv_wgrad", [pixels, dz], [dw.reshaped(filters.shape), db], scope, **attrs)
-            return _dgrad(tape, "conv_dgrad", dz, filters, pixels, scope, **attrs).reshaped(x.shape)
-
-        return y.reshaped((n, k)), backward
-
-    def _before(self, tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
-        """Record the gradient of the activation's input."""
-        return unmasked(tape, dy, y, scope)
-
-
-@dataclass(frozen=True)
-class LinearSigmoid(LinearReLU):
-    """sigmoid(x wᵀ + b) in one launch."""
-
-    ops: ClassVar[tuple[str, ...]] = ("conv_sigmoid_fprop", "conv_dgrad_relu")
-    activation: ClassVar[str] = "sigmoid"
-
-    def _before(self, tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
-        dz = tape.temp(f"{scope}.dz", y.shape)
-        tape.emit("sigmoid_dgrad", [dy, y], [dz], scope)
-        return dz
-
-
-@dataclass(frozen=True)
-class LinearSwish(LinearReLU):
-    """swish(x wᵀ + b) in one launch, in inference; in training the plain layers, because swish_dgrad reads x wᵀ + b."""
-
-    ops: ClassVar[tuple[str, ...]] = ("conv_swish_fprop", "conv_dgrad_relu")
-    activation: ClassVar[str] = "swish"
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return trace(tape, self.parts, x) if tape.training else super().build(tape, x, scope)
+        y, backward = self._record(tape, pixels, filters, b, (n, k, 1, 1), scope, attrs)
+        return y.reshaped((n, k)), lambda dy: backward(dy.reshaped(y.shape)).reshaped(x.shape)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def run(copy: Path, *command: str, simulator: bool = False) -> str:
 @pytest.mark.full
 def test_an_op_with_its_layer(tmp_path):
     touched = follow("add-op", tmp_path)
-    assert "tests/ops/activations/test_softsign.py" in touched
+    assert "nbcnn/ops/activations/softsign.py" in touched
     options = (*PYTEST, "-k", "softsign or every_activation or cases_cover", "tests")
     assert "passed" in run(tmp_path, *options, simulator=True)
     findings = "from nbcnn.check import gradcheck as g; from nbcnn.gpu import device; row = g.REFERENCE; "

@@ -30,7 +30,7 @@ def test_it_prints_launches_lines_and_the_error():
     for what in ("global load", "global store"):
         at = next(i for i, line in enumerate(lines) if line.startswith(f"  {what}"))
         assert lines[at].split()[2:] == ["1", "128", "4", "4.0", "4.0"]
-        assert "nbcnn/ops/kernel/elementwise.py:" in lines[at + 1]
+        assert "nbcnn/ops/kernel/maps.py:" in lines[at + 1]
     assert lines[-1].startswith("0 faults; error 0.0e+00")
 
 

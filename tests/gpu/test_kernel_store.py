@@ -21,7 +21,7 @@ from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.simt.im2col import Window, gather_product
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.kernel.call import Launch
-from nbcnn.ops.kernel.elementwise import unary
+from nbcnn.ops.kernel.maps import unary
 from nbcnn.run.peak_kernels import wait_kernel
 
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")

@@ -277,7 +277,7 @@ def files() -> dict[str, str]:
 def kernels() -> set[Kernel]:
     """Every kernel of `nbcnn.ops`: functions under a decorator `jit` that does not make a device function.
 
-    A module may hand functions to `jit` under names of their own (elementwise.py): whoever plans their ops finds them.
+    A module may hand functions to `jit` under names of their own (maps.py): whoever plans their ops finds them.
     """
     root = Path(package.__file__).parents[2]
     return {(module, name) for module, file in files().items() for name in kernels_of(ast.parse((root / file).read_text()), "")}

@@ -184,8 +184,10 @@ USERS = (
     User("GELU (tanh)", "layer", _behind_conv(GELU(approximate="tanh")), SMALL),
     User("MaxPool2d, AvgPool2d (padded)", "layers", _behind_conv(MaxPool2d(3, 2, padding=1), AvgPool2d((2, 3), (2, 1))), SMALL),
     User("Resize (bilinear, per axis)", "layers", _behind_conv(Resize(mode="bilinear"), Resize((1, 2))), SMALL),
-    User("Linear + Sigmoid", "layers that become one op", _classifier(Flatten(), Linear(64), Sigmoid()), SMALL),
-    User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(64), Swish()), SMALL),
+    *(
+        User(f"Linear + {type(layer).__name__}", "layers that become one op", _classifier(Flatten(), Linear(64), layer), SMALL)
+        for layer in (Sigmoid(), Swish(), GELU())
+    ),
     User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
     User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
     User("Conv2d + BatchNorm2d + ReLU", "layers that become one op", _behind_conv(BatchNorm2d(), ReLU()), SMALL),

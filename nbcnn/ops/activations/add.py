@@ -17,7 +17,7 @@ from nbcnn.gpu.language import jit
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Shapes, label_of, normal
-from nbcnn.ops.kernel.elementwise import launch, supports
+from nbcnn.ops.kernel.maps import launch_map, supports
 from nbcnn.ops.kernel.traffic import streamed
 
 
@@ -53,18 +53,18 @@ def _masked_sum(a, b, y):
 
 
 def bind(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return launch("add_kernel", _sum, call)
+    """One launch of the frame of maps."""
+    return launch_map("add_kernel", _sum, call)
 
 
 def bind_relu(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return launch("add_relu_kernel", _relu_of_sum, call)
+    """One launch of the frame of maps."""
+    return launch_map("add_relu_kernel", _relu_of_sum, call)
 
 
 def bind_relu_dgrad(call: Call) -> list[Launch]:
-    """One launch of `elementwise.ternary`."""
-    return launch("add_relu_dgrad_kernel", _masked_sum, call)
+    """One launch of the frame of maps."""
+    return launch_map("add_relu_dgrad_kernel", _masked_sum, call)
 
 
 HOST = {"add": host(add)}

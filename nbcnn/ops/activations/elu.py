@@ -7,13 +7,11 @@ Source: D.-A. Clevert, T. Unterthiner, S. Hochreiter, "Fast and accurate deep ne
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def elu_fprop(x: np.ndarray, y: np.ndarray, *, alpha: float) -> None:
@@ -28,27 +26,15 @@ def elu_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray, *, alpha: float) ->
     np.copyto(dx, dy, where=y > 0)
 
 
-@cache
-def _function(alpha: float) -> Any:
-    """Device function y = f(x) with `alpha` frozen."""
-
-    @jit(device=True)
-    def elu(x):
-        # expm1 keeps the digits of small x, where exp(x) − 1 would lose them.
-        return x if x > 0.0 else math.expm1(x) * alpha
-
-    return elu
+@jit(device=True)
+def _elu(x, alpha):
+    # expm1 keeps the digits of small x, where exp(x) − 1 would lose them.
+    return x if x > 0.0 else math.expm1(x) * alpha
 
 
-@cache
-def _gradient(alpha: float) -> Any:
-    """Device function dx = f(dy, y) with `alpha` frozen."""
-
-    @jit(device=True)
-    def elu_gradient(dy, y):
-        return dy if y > 0.0 else dy * (y + alpha)
-
-    return elu_gradient
+@jit(device=True)
+def _elu_gradient(dy, y, alpha):
+    return dy if y > 0.0 else dy * (y + alpha)
 
 
-ELU = Activation("elu", elu_fprop, elu_dgrad, _function, _gradient, reads="y", parameters={"alpha": 0.8})
+ELU = Activation("elu", _elu, _elu_gradient, "y", elu_fprop, elu_dgrad, {"alpha": 0.8})

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
 
 _NEAR, _FAR = (0.0, 8.0), (8.0, 26.0)  # erfc(8) = 1e-29, and erfc(26) = 6e-296: nearly the smallest that float64 has all digits of
@@ -114,4 +114,4 @@ def _gelu_gradient(dy, x):
     return dy * ((tail if x < 0.0 else 1.0 - tail) + x * (_DENSITY * e))
 
 
-GELU = Activation("gelu", gelu_fprop, gelu_dgrad, _gelu, _gelu_gradient, reads="x")
+GELU = Activation("gelu", _gelu, _gelu_gradient, "x", gelu_fprop, gelu_dgrad)

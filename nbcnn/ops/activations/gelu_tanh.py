@@ -13,8 +13,8 @@ import math
 import numpy as np
 
 from nbcnn.gpu.language import jit
+from nbcnn.ops.activations.activation import Activation
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.kernel.elementwise import Activation
 
 END = 40.0
 _TWICE, _CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
@@ -63,4 +63,4 @@ def _gelu_tanh_gradient(dy, x):
     return dy * (s * (1.0 + x * rest * (_TWICE * (1.0 + _SQUARE * (b * b)))))
 
 
-GELU_TANH = Activation("gelu_tanh", gelu_tanh_fprop, gelu_tanh_dgrad, _gelu_tanh, _gelu_tanh_gradient, reads="x")
+GELU_TANH = Activation("gelu_tanh", _gelu_tanh, _gelu_tanh_gradient, "x", gelu_tanh_fprop, gelu_tanh_dgrad)

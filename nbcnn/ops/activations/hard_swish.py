@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def hard_swish_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -37,4 +37,4 @@ def _hard_swish_gradient(dy, x):
     return dy * (_gate(x) + (0.0 if abs(x) >= 3.0 else x * (1 / 6)))
 
 
-HARD_SWISH = Activation("hard_swish", hard_swish_fprop, hard_swish_dgrad, _hard_swish, _hard_swish_gradient, reads="x")
+HARD_SWISH = Activation("hard_swish", _hard_swish, _hard_swish_gradient, "x", hard_swish_fprop, hard_swish_dgrad)

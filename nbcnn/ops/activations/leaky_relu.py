@@ -5,13 +5,10 @@ The gradient is read off y, which has the sign of x only because the slope is po
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def leaky_relu_fprop(x: np.ndarray, y: np.ndarray, *, slope: float) -> None:
@@ -26,26 +23,14 @@ def leaky_relu_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray, *, slope: fl
     np.copyto(dx, dy, where=y > 0)
 
 
-@cache
-def _function(slope: float) -> Any:
-    """Device function y = f(x) with `slope` frozen."""
-
-    @jit(device=True)
-    def leaky_relu(x):
-        return x if x > 0.0 else x * slope
-
-    return leaky_relu
+@jit(device=True)
+def _leaky_relu(x, slope):
+    return x if x > 0.0 else x * slope
 
 
-@cache
-def _gradient(slope: float) -> Any:
-    """Device function dx = f(dy, y) with `slope` frozen."""
-
-    @jit(device=True)
-    def leaky_relu_gradient(dy, y):
-        return dy if y > 0.0 else dy * slope
-
-    return leaky_relu_gradient
+@jit(device=True)
+def _leaky_relu_gradient(dy, y, slope):
+    return dy if y > 0.0 else dy * slope
 
 
-LEAKY_RELU = Activation("leaky_relu", leaky_relu_fprop, leaky_relu_dgrad, _function, _gradient, reads="y", parameters={"slope": 0.1})
+LEAKY_RELU = Activation("leaky_relu", _leaky_relu, _leaky_relu_gradient, "y", leaky_relu_fprop, leaky_relu_dgrad, {"slope": 0.1})

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nbcnn.ops.activations import softmax
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.traffic import Traffic, size
@@ -48,8 +48,8 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 HOST = {"log_softmax_fprop": host(log_softmax_fprop), "log_softmax_dgrad": host(log_softmax_dgrad)}
 OPS = {
-    "log_softmax_fprop": Impl(bind_fprop, supports=elementwise.supports, traffic=softmax.traffic_fprop),
-    "log_softmax_dgrad": Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad),
+    "log_softmax_fprop": Impl(bind_fprop, supports=maps.supports, traffic=softmax.traffic_fprop),
+    "log_softmax_dgrad": Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
 }
 GRADIENTS = {"log_softmax_dgrad": Gradient("log_softmax_fprop", lambda ins, outs, v: (v, outs[0]))}
 

@@ -14,7 +14,7 @@ import numpy as np
 from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Shapes, label_of, normal
-from nbcnn.ops.kernel.elementwise import launch, supports
+from nbcnn.ops.kernel.maps import launch_map, supports
 from nbcnn.ops.kernel.traffic import streamed
 
 
@@ -29,8 +29,8 @@ def _product(a, b):
 
 
 def bind(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return launch("mul_kernel", _product, call)
+    """One launch of the frame of maps."""
+    return launch_map("mul_kernel", _product, call)
 
 
 HOST, OPS = {"mul": host(mul)}, {"mul": Impl(bind, supports=supports, traffic=streamed)}

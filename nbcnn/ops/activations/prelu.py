@@ -22,8 +22,8 @@ import numpy as np
 from nbcnn.gpu.language import cuda, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, label_of, normal
-from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import quotient
+from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.reduce import THREADS, block_sum, f8
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size

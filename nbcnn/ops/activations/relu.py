@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def relu_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -33,4 +33,4 @@ def _relu_gradient(dy, y):
     return dy if y > 0.0 else 0.0
 
 
-RELU = Activation("relu", relu_fprop, relu_dgrad, relu, _relu_gradient, reads="y", epilogue=True)
+RELU = Activation("relu", relu, _relu_gradient, "y", relu_fprop, relu_dgrad)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def relu6_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -33,4 +33,4 @@ def _relu6_gradient(dy, y):
     return dy if (y > 0.0) & (y < 6.0) else 0.0
 
 
-RELU6 = Activation("relu6", relu6_fprop, relu6_dgrad, _relu6, _relu6_gradient, reads="y")
+RELU6 = Activation("relu6", _relu6, _relu6_gradient, "y", relu6_fprop, relu6_dgrad)

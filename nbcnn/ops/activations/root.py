@@ -6,14 +6,12 @@ itself has no bounded slope at 0; with offset it is at most 1/√offset, and sma
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def root_fprop(x: np.ndarray, y: np.ndarray, *, offset: float) -> None:
@@ -27,25 +25,16 @@ def root_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, *, offset: float) 
     np.multiply(dy, (size + offset) / (2 * size * np.sqrt(size)), out=dx)
 
 
-@functools.cache
-def root(offset: float) -> Any:
-    """The device function for this offset."""
-
-    @jit(device=True)
-    def root(x):
-        return x / math.sqrt(abs(x) + offset)
-
-    return root
+@jit(device=True)
+def root(x, offset):
+    """x / √(|x| + offset) of a float32."""
+    return x / math.sqrt(abs(x) + offset)
 
 
-@functools.cache
-def _root_gradient(offset: float) -> Any:
-    @jit(device=True)
-    def root_gradient(dy, x):
-        size = abs(x) + offset
-        return dy * ((size + offset) / (2.0 * size * math.sqrt(size)))
-
-    return root_gradient
+@jit(device=True)
+def _root_gradient(dy, x, offset):
+    size = abs(x) + offset
+    return dy * ((size + offset) / (2.0 * size * math.sqrt(size)))
 
 
-ROOT = Activation("root", root_fprop, root_dgrad, root, _root_gradient, reads="x", parameters={"offset": 0.01})
+ROOT = Activation("root", root, _root_gradient, "x", root_fprop, root_dgrad, {"offset": 0.01})

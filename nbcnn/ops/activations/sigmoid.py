@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def sigmoid_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -50,4 +50,4 @@ def _sigmoid_gradient(dy, y):
     return dy * (y * (1.0 - y))
 
 
-SIGMOID = Activation("sigmoid", sigmoid_fprop, sigmoid_dgrad, sigmoid, _sigmoid_gradient, reads="y", epilogue=True)
+SIGMOID = Activation("sigmoid", sigmoid, _sigmoid_gradient, "y", sigmoid_fprop, sigmoid_dgrad)

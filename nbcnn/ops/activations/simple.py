@@ -14,13 +14,11 @@ better option pricing", NIPS 2000). x^exponent is NaN for a negative x and an ex
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def abs_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -53,27 +51,15 @@ def clip_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, *, low: float, hig
     np.copyto(dx, np.where((x > x.dtype.type(low)) & (x < x.dtype.type(high)), dy, 0))
 
 
-@cache
-def _clip(low: float, high: float) -> Any:
-    """Device function y = f(x) with the ends frozen."""
-
-    @jit(device=True)
-    def clip(x):
-        # Not min and max, which would turn NaN into an end.
-        return low if x < low else (high if x > high else x)
-
-    return clip
+@jit(device=True)
+def _clip(x, low, high):
+    # Not min and max, which would turn NaN into an end.
+    return low if x < low else (high if x > high else x)
 
 
-@cache
-def _clip_gradient(low: float, high: float) -> Any:
-    """Device function dx = f(dy, x) with the ends frozen."""
-
-    @jit(device=True)
-    def clip_gradient(dy, x):
-        return dy if (x > low) & (x < high) else 0.0
-
-    return clip_gradient
+@jit(device=True)
+def _clip_gradient(dy, x, low, high):
+    return dy if (x > low) & (x < high) else 0.0
 
 
 def power_fprop(x: np.ndarray, y: np.ndarray, *, exponent: float) -> None:
@@ -88,53 +74,25 @@ def power_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, *, exponent: floa
         np.multiply(dy, np.power(x, x.dtype.type(exponent - 1)) * x.dtype.type(exponent), out=dx)
 
 
-@cache
-def _power(exponent: float) -> Any:
-    """Device function y = f(x) with `exponent` frozen; roots and reciprocals as what the GPU has for them."""
+@jit(device=True)
+def _power(x, exponent):
+    """x^exponent; of a constant exponent the compiler keeps one line: roots and reciprocals as what the GPU has for them."""
     if exponent == 2.0:
-
-        @jit(device=True)
-        def power(x):
-            return x * x
-    elif exponent == 0.5:
-
-        @jit(device=True)
-        def power(x):
-            return math.sqrt(x)
-    elif exponent == -1.0:
-
-        @jit(device=True)
-        def power(x):
-            return 1.0 / x
-    elif exponent == -0.5:
-
-        @jit(device=True)
-        def power(x):
-            return 1.0 / math.sqrt(x)
-    elif exponent == 1.0:
-
-        @jit(device=True)
-        def power(x):
-            return x
-    else:
-
-        @jit(device=True)
-        def power(x):
-            return math.pow(x, exponent)
-
-    return power
+        return x * x
+    if exponent == 0.5:
+        return math.sqrt(x)
+    if exponent == -1.0:
+        return 1.0 / x
+    if exponent == -0.5:
+        return 1.0 / math.sqrt(x)
+    if exponent == 1.0:
+        return x
+    return math.pow(x, exponent)
 
 
-@cache
-def _power_gradient(exponent: float) -> Any:
-    """Device function dx = f(dy, x) with `exponent` frozen."""
-    slope = _power(exponent - 1)
-
-    @jit(device=True)
-    def power_gradient(dy, x):
-        return dy * exponent * slope(x)
-
-    return power_gradient
+@jit(device=True)
+def _power_gradient(dy, x, exponent):
+    return dy * exponent * _power(x, exponent - 1.0)
 
 
 def scale_fprop(x: np.ndarray, y: np.ndarray, *, factor: float, shift: float) -> None:
@@ -148,26 +106,14 @@ def scale_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, *, factor: float,
     np.multiply(dy, dy.dtype.type(factor), out=dx)
 
 
-@cache
-def _scale(factor: float, shift: float) -> Any:
-    """Device function y = f(x) with factor and shift frozen."""
-
-    @jit(device=True)
-    def scale(x):
-        return factor * x + shift
-
-    return scale
+@jit(device=True)
+def _scale(x, factor, shift):
+    return factor * x + shift
 
 
-@cache
-def _scale_gradient(factor: float, shift: float) -> Any:
-    """Device function dx = f(dy, x) with the factor frozen."""
-
-    @jit(device=True)
-    def scale_gradient(dy, x):
-        return dy * factor
-
-    return scale_gradient
+@jit(device=True)
+def _scale_gradient(dy, x, factor, shift):
+    return dy * factor
 
 
 def softplus_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -201,36 +147,22 @@ def threshold_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, *, limit: flo
     np.copyto(dx, np.where(x <= x.dtype.type(limit), 0, dy))
 
 
-@cache
-def _threshold(limit: float, value: float) -> Any:
-    """Device function y = f(x) with limit and value frozen."""
-
-    @jit(device=True)
-    def threshold(x):
-        return value if x <= limit else x
-
-    return threshold
+@jit(device=True)
+def _threshold(x, limit, value):
+    return value if x <= limit else x
 
 
-@cache
-def _threshold_gradient(limit: float, value: float) -> Any:
-    """Device function dx = f(dy, x) with the limit frozen."""
-
-    @jit(device=True)
-    def threshold_gradient(dy, x):
-        return 0.0 if x <= limit else dy
-
-    return threshold_gradient
+@jit(device=True)
+def _threshold_gradient(dy, x, limit, value):
+    return 0.0 if x <= limit else dy
 
 
-ABS = Activation("abs", abs_fprop, abs_dgrad, _abs, _abs_gradient, reads="x")
-CLIP = Activation("clip", clip_fprop, clip_dgrad, _clip, _clip_gradient, reads="x", parameters={"low": -0.5, "high": 0.75})
-POWER = Activation("power", power_fprop, power_dgrad, _power, _power_gradient, reads="x", parameters={"exponent": 2.0})
-SCALE = Activation("scale", scale_fprop, scale_dgrad, _scale, _scale_gradient, reads="x", parameters={"factor": -1.5, "shift": 0.25})
-SOFTPLUS = Activation("softplus", softplus_fprop, softplus_dgrad, _softplus, _softplus_gradient, reads="y")
-THRESHOLD = Activation(
-    "threshold", threshold_fprop, threshold_dgrad, _threshold, _threshold_gradient, reads="x", parameters={"limit": 0.125, "value": -0.25}
+SIMPLE = (
+    Activation("abs", _abs, _abs_gradient, "x", abs_fprop, abs_dgrad),
+    Activation("clip", _clip, _clip_gradient, "x", clip_fprop, clip_dgrad, {"low": -0.5, "high": 0.75}),
+    Activation("power", _power, _power_gradient, "x", power_fprop, power_dgrad, {"exponent": 2.0}),
+    Activation("scale", _scale, _scale_gradient, "x", scale_fprop, scale_dgrad, {"factor": -1.5, "shift": 0.25}),
+    Activation("softplus", _softplus, _softplus_gradient, "y", softplus_fprop, softplus_dgrad),
+    Activation("threshold", _threshold, _threshold_gradient, "x", threshold_fprop, threshold_dgrad, {"limit": 0.125, "value": -0.25}),
 )
-
-SIMPLE = (ABS, CLIP, POWER, SCALE, SOFTPLUS, THRESHOLD)
 """All of them, for the table of activations."""

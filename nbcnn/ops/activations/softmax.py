@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import power_of_two, quotient
@@ -171,8 +171,8 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 HOST = {"softmax_fprop": host(softmax_fprop), "softmax_dgrad": host(softmax_dgrad)}
 OPS = {
-    "softmax_fprop": Impl(bind_fprop, supports=elementwise.supports, traffic=traffic_fprop),
-    "softmax_dgrad": Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad),
+    "softmax_fprop": Impl(bind_fprop, supports=maps.supports, traffic=traffic_fprop),
+    "softmax_dgrad": Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
 }
 GRADIENTS = {"softmax_dgrad": Gradient("softmax_fprop", lambda ins, outs, v: (v, outs[0]))}
 

@@ -12,8 +12,8 @@ import math
 import numpy as np
 
 from nbcnn.gpu.language import jit
+from nbcnn.ops.activations.activation import Activation
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.kernel.elementwise import Activation
 
 
 def swish_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -46,4 +46,4 @@ def _swish_gradient(dy, x):
     return dy * (s * (1.0 + x * rest))
 
 
-SWISH = Activation("swish", swish_fprop, swish_dgrad, swish, _swish_gradient, reads="x", epilogue=True)
+SWISH = Activation("swish", swish, _swish_gradient, "x", swish_fprop, swish_dgrad)

@@ -1,4 +1,4 @@
-"""Activations: the table of element-wise functions. From an entry (`elementwise.Activation`) follow its reference, kernels, cases and epilogue.
+"""Activations: the table of element-wise functions. From an entry (`activation.Activation`) follow its reference, kernels, cases and epilogue.
 
     relu_fprop        x -> y                              relu_dgrad        dy, y -> dx
     leaky_relu_fprop  x -> y   slope                      leaky_relu_dgrad  dy, y -> dx       slope
@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import jit
+from nbcnn.ops.activations.activation import Activation
 from nbcnn.ops.activations.elu import ELU
 from nbcnn.ops.activations.gelu import GELU
 from nbcnn.ops.activations.gelu_tanh import GELU_TANH
@@ -42,32 +43,41 @@ from nbcnn.ops.activations.sigmoid import SIGMOID
 from nbcnn.ops.activations.simple import SIMPLE
 from nbcnn.ops.activations.swish import SWISH
 from nbcnn.ops.activations.tanh import TANH
-from nbcnn.ops.kernel.call import Impl, host
+from nbcnn.ops.kernel.call import Call, Impl, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.elementwise import Activation, supports
+from nbcnn.ops.kernel.maps import same, supports
 from nbcnn.ops.kernel.traffic import streamed
 
 ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH, ROOT, *SIMPLE)}
 """By name: the ops are NAME_fprop and NAME_dgrad."""
 
-EPILOGUES = {name: each for name, each in ACTIVATIONS.items() if each.epilogue}
-"""What a fused convolution may do to each of its results."""
-
 
 def epilogue_of(op: str) -> str:
     """The activation in the name of a fused op (relu of conv_relu_fprop and upconv_relu_fprop), "" if it has none."""
     name = op.removeprefix("up").removeprefix("conv_").removesuffix("_fprop")
-    return name if name in EPILOGUES else ""
+    return name if name in ACTIVATIONS else ""
 
 
-HOST = {
-    op: host(reference) for each in ACTIVATIONS.values() for op, reference in ((f"{each.name}_fprop", each.fprop), (f"{each.name}_dgrad", each.dgrad))
-}
-OPS = {
-    op: Impl(bind, supports=supports, traffic=streamed)
-    for each in ACTIVATIONS.values()
-    for op, bind in ((f"{each.name}_fprop", each.bind_fprop), (f"{each.name}_dgrad", each.bind_dgrad))
-}
+def epilogue_function(call: Call) -> Any:
+    """What a fused convolution does to each of its results, a device function with the parameters of the call; None if nothing."""
+    name = epilogue_of(call.op)
+    return ACTIVATIONS[name].of(call.attrs) if name else None
+
+
+def _ops(each: Activation) -> dict[str, Impl]:
+    return {
+        f"{each.name}_fprop": Impl(each.bind_fprop, supports=supports, traffic=streamed),
+        f"{each.name}_dgrad": Impl(each.bind_dgrad, supports=supports, traffic=streamed),
+    }
+
+
+HOST = {f"{each.name}_{path}": host(reference) for each in ACTIVATIONS.values() for path, reference in (("fprop", each.fprop), ("dgrad", each.dgrad))}
+OPS = {op: impl for each in ACTIVATIONS.values() for op, impl in _ops(each).items()}
+
+
+def applied(after: Any) -> tuple[bool, Any]:
+    """Whether an epilogue that a kernel's factory was given is a device function, and that function; words such as "mask" and None are none."""
+    return (False, same) if after is None or isinstance(after, str) else (True, after)
 
 
 @jit(device=True)

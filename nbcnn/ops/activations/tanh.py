@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 
 def tanh_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -34,4 +34,4 @@ def _tanh_gradient(dy, y):
     return dy * ((1.0 - y) * (1.0 + y))
 
 
-TANH = Activation("tanh", tanh_fprop, tanh_dgrad, _tanh, _tanh_gradient, reads="y")
+TANH = Activation("tanh", _tanh, _tanh_gradient, "y", tanh_fprop, tanh_dgrad)

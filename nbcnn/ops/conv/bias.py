@@ -16,8 +16,8 @@ import numpy as np
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import quotient, within
+from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.reduce import group_reduction, plus
 from nbcnn.ops.kernel.share import IN_FLIGHT, Share, lanes_io, place_of, rows_sum, shared_call
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io

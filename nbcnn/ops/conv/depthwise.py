@@ -24,7 +24,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.depthwise_walk import Pass, Walk, inside, pass_of
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import ceil_div, unrolled, within
 from nbcnn.ops.kernel.stored import scalar_io, vector_io
@@ -336,7 +336,7 @@ def supports(call: Call, target: Target) -> str | None:
         lanes = lanes_of(call, g.R * g.S, groups)
         if g.slots * g.wide * lanes > MOST_TAPS:
             return f"a stride of {call.attrs['stride']} with a dilation of {call.attrs['dilation']} has {g.slots * g.wide} sums open"
-    return elementwise.supports(call, target)
+    return maps.supports(call, target)
 
 
 def bind(call: Call) -> list[Launch]:

@@ -1,6 +1,6 @@
 """References of the fused convolutions: each is the composition of the plain ops that it replaces.
 
-    conv_relu_fprop        y = relu(conv(x, w) + b); likewise of every activation that may be an epilogue (conv_sigmoid_fprop, conv_swish_fprop)
+    conv_relu_fprop        y = relu(conv(x, w) + b); likewise of every activation, conv_NAME_fprop with its parameters
     conv_relu_pool_fprop   y = maxpool 2×2 of relu(conv(x, w) + b), index = where each maximum was (2 bits)
     unpool                 dx = dy at the place that index says, zero elsewhere
     conv_dgrad_relu        dx = dgrad(dy, w) where x > 0, else 0: x is what the layer read, the output of a ReLU
@@ -32,31 +32,38 @@ Their signatures; images NHWC only:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from nbcnn.ops.activations.table import EPILOGUES
+from nbcnn.ops.activations.activation import Activation
+from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
+from nbcnn.ops.kernel.call import Impl
 from nbcnn.ops.kernel.case import Case, Gradient, normal
-from nbcnn.ops.kernel.elementwise import Activation
 from nbcnn.plan.shapes import ConvShape, numel
 
 
-def _activated(activation: Activation) -> Callable[..., None]:
+def activated(activation: Activation) -> Callable[..., None]:
     """The reference of conv_NAME_fprop."""
 
-    def reference(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
+    def reference(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int, **parameters: float) -> None:
         """y (N,K,P,Q) = f(conv(x, w) + b)."""
         conv_fprop(x, w, b, y, stride=stride, pad=pad)
-        activation.fprop(y, y)
+        activation.fprop(y.copy(), y, **parameters)
 
     reference.__name__ = f"conv_{activation.name}_fprop"
     return reference
 
 
-ACTIVATED = {f"conv_{name}_fprop": _activated(activation) for name, activation in EPILOGUES.items()}
+ACTIVATED = {f"conv_{name}_fprop": activated(activation) for name, activation in ACTIVATIONS.items()}
 """The convolutions with an activation in their epilogue (activations/table.py)."""
+
+
+def with_activations(ops: Mapping[str, Impl], names: Iterable[str] = ACTIVATIONS) -> dict[str, Impl]:
+    """`ops`, and if one of them has a ReLU in its epilogue also conv_NAME_fprop of the other activations: that epilogue takes any device function."""
+    relu = ops.get("conv_relu_fprop")
+    return {**ops, **({f"conv_{name}_fprop": relu for name in names} if relu else {})}
 
 
 def conv_relu_pool_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, index: np.ndarray, *, stride: int, pad: int) -> None:
@@ -232,6 +239,14 @@ def relu_cases(shape: ConvShape) -> Iterator[Case]:
     yield Case("conv_dgrad_relu", label(shape), (dy, w, np.maximum(x, 0)), ((shape.x_shape, "float32"),), attrs, shape.gemm("dgrad")[2])
 
 
+def activated_cases(shape: ConvShape, names: Iterable[str] = ("elu",)) -> Iterator[Case]:
+    """Convolutions with other activations in their epilogue; ELU has a parameter."""
+    ins = (normal(7, *shape.x_shape), normal(8, *shape.w_shape), normal(9, shape.K))
+    for name in names:
+        attrs = {"stride": shape.stride, "pad": shape.pad, **ACTIVATIONS[name].parameters}
+        yield Case(f"conv_{name}_fprop", label(shape), ins, ((shape.y_shape, "float32"),), attrs, shape.gemm("fprop")[2])
+
+
 def second_cases(shape: ConvShape) -> Iterator[Case]:
     """The dgrad of such a layer with a second gradient of its input."""
     x, w, dy, more = (normal(11 + at, *each) for at, each in enumerate((shape.x_shape, shape.w_shape, shape.y_shape, shape.x_shape)))
@@ -241,11 +256,11 @@ def second_cases(shape: ConvShape) -> Iterator[Case]:
 
 
 def linear_cases(n: int, c: int, k: int) -> Iterator[Case]:
-    """A linear layer with every activation that may be its epilogue, as a 1×1 convolution of 1×1 images."""
+    """A linear layer with every activation, as a 1×1 convolution of 1×1 images."""
     shape, attrs = ConvShape(n, c, 1, 1, k, 1, 1, 1, 0), {"stride": 1, "pad": 0}
     ins = (normal(16, *shape.x_shape), normal(17, *shape.w_shape), normal(18, k))
-    for name in EPILOGUES:
-        yield Case(f"conv_{name}_fprop", label(shape), ins, ((shape.y_shape, "float32"),), attrs, c)
+    for each in ACTIVATIONS.values():
+        yield Case(f"conv_{each.name}_fprop", label(shape), ins, ((shape.y_shape, "float32"),), attrs | dict(each.parameters), c)
 
 
 def up_cases(shape: ConvShape) -> Iterator[Case]:
@@ -269,10 +284,11 @@ def cases() -> Iterator[Case]:
     for shape in MEAN_FUSED:
         yield from pooled_cases(shape)
         yield from relu_cases(shape)
+        yield from activated_cases(shape)
     yield from relu_cases(ConvShape(1, 5, 7, 9, 6, 3, 3, 2, 1))
     yield from second_cases(ConvShape(2, 8, 8, 8, 64, 3, 3, 1, 1))
-    for vectors in ((3, 5, 6), (2, 40, 12)):
-        yield from linear_cases(*vectors)
+    yield from linear_cases(3, 5, 6)
+    yield from activated_cases(ConvShape(2, 40, 1, 1, 12, 1, 1, 1, 0), ("sigmoid", "leaky_relu"))
     for shape in MEAN_UP:
         yield from up_cases(shape)
 

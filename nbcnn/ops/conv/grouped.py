@@ -35,8 +35,8 @@ from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.frame.split import IN_FLIGHT, sum_of_partials
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
-from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import quotient, within
+from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 from nbcnn.ops.kernel.windows import position, split

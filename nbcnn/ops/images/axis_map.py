@@ -21,8 +21,8 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Shapes, label_of, normal
-from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import within
+from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.kernel.windows import lane_io, lanes_of, launch, split

@@ -15,7 +15,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
-from nbcnn.ops.kernel.elementwise import copy, supports
+from nbcnn.ops.kernel.maps import copy, supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.kernel.windows import THREADS, split

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i8, jit
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -139,8 +139,8 @@ def traffic(call: Call) -> list[Traffic]:
 
 HOST = {"noise": host(noise), "mask_squares": host(mask_squares)}
 OPS = {
-    "noise": Impl(bind_noise, supports=elementwise.supports, traffic=traffic),
-    "mask_squares": Impl(bind_mask, supports=elementwise.supports, traffic=traffic),
+    "noise": Impl(bind_noise, supports=maps.supports, traffic=traffic),
+    "mask_squares": Impl(bind_mask, supports=maps.supports, traffic=traffic),
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from nbcnn.ops.images.convert import traffic_transpose, transpose
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.elementwise import copy, supports
+from nbcnn.ops.kernel.maps import copy, supports
 from nbcnn.ops.kernel.traffic import Traffic, streamed
 from nbcnn.plan.shapes import numel
 

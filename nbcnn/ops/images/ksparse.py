@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -80,8 +80,8 @@ def bind(call: Call) -> list[Launch]:
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return elementwise.launch("ksparse_dgrad_kernel", _where_kept, call)
+    """One launch of the frame of maps."""
+    return maps.launch_map("ksparse_dgrad_kernel", _where_kept, call)
 
 
 def traffic(call: Call) -> list[Traffic]:
@@ -92,8 +92,8 @@ def traffic(call: Call) -> list[Traffic]:
 
 HOST = {"ksparse_fprop": host(ksparse_fprop), "ksparse_dgrad": host(ksparse_dgrad)}
 OPS = {
-    "ksparse_fprop": Impl(bind, supports=elementwise.supports, traffic=traffic),
-    "ksparse_dgrad": Impl(bind_dgrad, supports=elementwise.supports, traffic=streamed),
+    "ksparse_fprop": Impl(bind, supports=maps.supports, traffic=traffic),
+    "ksparse_dgrad": Impl(bind_dgrad, supports=maps.supports, traffic=streamed),
 }
 GRADIENTS = {"ksparse_dgrad": Gradient("ksparse_fprop", lambda ins, outs, v: (v, outs[0]))}
 

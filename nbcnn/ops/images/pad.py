@@ -18,8 +18,8 @@ import numpy as np
 from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import quotient, within
+from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs
 from nbcnn.ops.kernel.windows import lanes_of, planes

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -109,7 +109,7 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(2 * (patches + products), outputs(call), size(call, "in", 0) + products)]
 
 
-HOST, OPS = {"unit_patches": host(unit_patches)}, {"unit_patches": Impl(bind, supports=elementwise.supports, traffic=traffic)}
+HOST, OPS = {"unit_patches": host(unit_patches)}, {"unit_patches": Impl(bind, supports=maps.supports, traffic=traffic)}
 
 
 def cases(images: Shapes = ((2, 3, 5, 4), (1, 2, 4, 6)), products: int = 7) -> Iterator[Case]:

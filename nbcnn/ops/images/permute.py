@@ -20,7 +20,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
-from nbcnn.ops.kernel.elementwise import supports
+from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import streamed
 from nbcnn.ops.kernel.windows import launch, split

@@ -19,8 +19,8 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, SERIES, Case, Gradient, label_of, normal
-from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two
+from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.kernel.windows import lane_io, lanes_of, planes, split

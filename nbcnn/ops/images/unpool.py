@@ -15,7 +15,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size
@@ -90,7 +90,7 @@ def unpool_kernel(kind: str, lanes: int) -> Any:
 
 def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words."""
-    return elementwise.supports(call, target) if call.layout == "NHWC" else "the packed index of a pooling goes with images stored NHWC"
+    return maps.supports(call, target) if call.layout == "NHWC" else "the packed index of a pooling goes with images stored NHWC"
 
 
 def bind(call: Call) -> list[Launch]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -150,7 +150,7 @@ def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why an image has too many channels, or a tensor too many elements."""
     channels = call.in_shapes[0][1]
     too_many = f"images of {channels} channels: a thread keeps at most {CHANNELS} in registers"
-    return elementwise.supports(call, target) if channels <= CHANNELS else too_many
+    return maps.supports(call, target) if channels <= CHANNELS else too_many
 
 
 def traffic(call: Call) -> list[Traffic]:

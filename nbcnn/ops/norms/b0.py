@@ -15,7 +15,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -334,7 +334,7 @@ def tile(call: Call, target: Target) -> Held | None:
     return None if target.simulated else next(iter(candidates(call, target)), None)
 
 
-FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.b0_fprop)
-INFER = Impl(bind_infer, scratch_infer, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_infer)
-GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_grads)
+FPROP = Impl(bind_fprop, supports=maps.supports, tile=tile, candidates=candidates, traffic=traffic.b0_fprop)
+INFER = Impl(bind_infer, scratch_infer, maps.supports, tile, candidates=candidates, traffic=traffic.b0_infer)
+GRADS = Impl(bind_grads, scratch_grads, maps.supports, tile, candidates=candidates, traffic=traffic.b0_grads)
 OPS = {"evonorm_b0_fprop": FPROP, "evonorm_b0_infer": INFER, "evonorm_b0_grads": GRADS}

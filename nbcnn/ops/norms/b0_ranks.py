@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -184,8 +184,8 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 
 OPS = {
-    "evonorm_b0_statistics": Impl(bind_statistics, supports=elementwise.supports, traffic=traffic_statistics),
-    "evonorm_b0_together": Impl(bind_together, supports=elementwise.supports, traffic=traffic_together),
-    "evonorm_b0_sums": Impl(bind_sums, scratch_sums, elementwise.supports, traffic=traffic_sums),
-    "evonorm_b0_dgrad": Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad),
+    "evonorm_b0_statistics": Impl(bind_statistics, supports=maps.supports, traffic=traffic_statistics),
+    "evonorm_b0_together": Impl(bind_together, supports=maps.supports, traffic=traffic_together),
+    "evonorm_b0_sums": Impl(bind_sums, scratch_sums, maps.supports, traffic=traffic_sums),
+    "evonorm_b0_dgrad": Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
 }

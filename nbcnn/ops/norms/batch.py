@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.activations.table import ACTIVATIONS
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import ceil_div
@@ -274,10 +274,10 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0) + size(call, "in", 1) + 6 * channel, size(call, "out", 0))]
 
 
-_FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, traffic=traffic_fprop)
-_INFER = Impl(bind_infer, supports=elementwise.supports, traffic=traffic_infer)
-_APPLY = Impl(bind_apply, supports=elementwise.supports, traffic=traffic_infer)
-_GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, traffic=traffic_grads)
+_FPROP = Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop)
+_INFER = Impl(bind_infer, supports=maps.supports, traffic=traffic_infer)
+_APPLY = Impl(bind_apply, supports=maps.supports, traffic=traffic_infer)
+_GRADS = Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads)
 FUSED = ("relu", "gelu", "relu6", "hard_swish", "swish")
 """The activations that a norm may apply: entries of the table of activations without parameters."""
 _FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")
@@ -285,15 +285,15 @@ OPS = {
     f"batchnorm{form}_{name}": each for form in _FORMS for name, each in (("fprop", _FPROP), ("infer", _INFER), ("apply", _APPLY), ("grads", _GRADS))
 }
 OPS |= {
-    "batchnorm_statistics": Impl(bind_statistics, scratch_fprop, elementwise.supports, traffic=traffic_statistics),
-    "batchnorm_together": Impl(bind_together, supports=elementwise.supports, traffic=traffic_together),
-    "batchnorm_sums": Impl(bind_sums, scratch_grads, elementwise.supports, traffic=traffic_sums),
+    "batchnorm_statistics": Impl(bind_statistics, scratch_fprop, maps.supports, traffic=traffic_statistics),
+    "batchnorm_together": Impl(bind_together, supports=maps.supports, traffic=traffic_together),
+    "batchnorm_sums": Impl(bind_sums, scratch_grads, maps.supports, traffic=traffic_sums),
 }
 SUMMED = ("relu", "relu6", "hard_swish")
 """The activations behind a norm of whose gradient another op makes the sums (`nbcnn.ops.conv_norm.gradient_sums`): those whose gradients are few
 instructions, so that the products of another tile cover them.
 """
-_DGRAD = Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad)
+_DGRAD = Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad)
 OPS |= {f"batchnorm{form}_dgrad": _DGRAD for form in ("", *(f"_{name}" for name in SUMMED))}
 _PLAIN = (batchnorm_fprop, batchnorm_infer, batchnorm_grads, batchnorm_statistics, batchnorm_together, batchnorm_sums, batchnorm_dgrad)
 HOST = {reference.__name__: host(reference) for reference in _PLAIN}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds
@@ -97,7 +97,7 @@ def tile_of(call: Call, target: Target) -> Tile | None:
 
 def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why the call is not one launch."""
-    if reason := elementwise.supports(call, target):
+    if reason := maps.supports(call, target):
         return reason
     shape, kind, tensors, layout, waves = _asked(call)
     least = COLUMNS[-1] * (8 if kind == "bfloat16" else 4)

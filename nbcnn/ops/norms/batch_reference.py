@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.activations.activation import Activation
 
 Array = np.ndarray
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i8, jit
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
@@ -102,7 +102,7 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 HOST = {"dropout_fprop": host(dropout_fprop), "dropout_dgrad": host(dropout_dgrad)}
-_IMPL = Impl(bind, supports=elementwise.supports, traffic=traffic)
+_IMPL = Impl(bind, supports=maps.supports, traffic=traffic)
 OPS = {"dropout_fprop": _IMPL, "dropout_dgrad": _IMPL}
 GRADIENTS = {"dropout_dgrad": Gradient("dropout_fprop", lambda ins, outs, v: (v, *ins[1:3]))}
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import power_of_two, quotient
@@ -343,8 +343,8 @@ def traffic_grads(call: Call) -> list[Traffic]:
 
 HOST = {"groupnorm_fprop": host(groupnorm_fprop), "groupnorm_grads": host(groupnorm_grads)}
 OPS = {
-    "groupnorm_fprop": Impl(bind_fprop, scratch_fprop, elementwise.supports, traffic=traffic_fprop),
-    "groupnorm_grads": Impl(bind_grads, scratch_grads, elementwise.supports, traffic=traffic_grads),
+    "groupnorm_fprop": Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop),
+    "groupnorm_grads": Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads),
 }
 GRADIENTS = {"groupnorm_grads": Gradient("groupnorm_fprop", lambda ins, outs, v: (v, *ins[:2], *outs[1:]), beside=(1, 1))}
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import power_of_two, quotient
@@ -349,8 +349,8 @@ def traffic_grads(call: Call) -> list[Traffic]:
 
 HOST = {"layernorm_fprop": host(layernorm_fprop), "layernorm_grads": host(layernorm_grads)}
 OPS = {
-    "layernorm_fprop": Impl(bind_fprop, scratch_fprop, elementwise.supports, traffic=traffic_fprop),
-    "layernorm_grads": Impl(bind_grads, scratch_grads, elementwise.supports, traffic=traffic_grads),
+    "layernorm_fprop": Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop),
+    "layernorm_grads": Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads),
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.norms import s0_held, traffic
@@ -183,6 +183,6 @@ def tile(call: Call, target: Target) -> Held | None:
     return None if target.simulated else next(iter(candidates(call, target)), None)
 
 
-FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.s0_fprop)
-GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.s0_grads)
+FPROP = Impl(bind_fprop, supports=maps.supports, tile=tile, candidates=candidates, traffic=traffic.s0_fprop)
+GRADS = Impl(bind_grads, scratch_grads, maps.supports, tile, candidates=candidates, traffic=traffic.s0_grads)
 OPS = {"evonorm_s0_fprop": FPROP, "evonorm_s0_grads": GRADS}

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from compiled import assert_lean, on_every_arch
 
+from nbcnn.check import gradcheck
 from nbcnn.check.one_op import run_op
 from nbcnn.gpu.target import H200
 from nbcnn.modes import COMMON
 from nbcnn.nn import activations, whitening  # noqa: F401  # their layers are subclasses, too
 from nbcnn.nn.activations import Elementwise
 from nbcnn.ops.activations import add
-from nbcnn.ops.activations.table import ACTIVATIONS, EPILOGUES, HOST, OPS, epilogue_of
-from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.activations.table import ACTIVATIONS, HOST, OPS, epilogue_of
+from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Launch
 
 EPS = float(np.finfo(np.float32).eps)
@@ -24,11 +25,13 @@ FORMULAS = {
     "leaky_relu": lambda x: x if x > 0 else 0.1 * x,
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "swish": lambda x: x / (1 + math.exp(-x)),
+    "gelu": lambda x: x * math.erfc(-x / math.sqrt(2)) / 2,
     "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "tanh": math.tanh,
     "elu": lambda x: x if x > 0 else 0.8 * (math.exp(x) - 1),
     "relu6": lambda x: min(max(x, 0.0), 6.0),
     "hard_swish": lambda x: x * min(max(x + 3, 0.0), 6.0) / 6,
+    "root": lambda x: x / math.sqrt(abs(x) + 0.01),
     "abs": abs,
     "clip": lambda x: min(max(x, -0.5), 0.75),
     "power": lambda x: x * x,
@@ -37,7 +40,7 @@ FORMULAS = {
     "threshold": lambda x: x if x > 0.125 else -0.25,
 }
 # A scalar; fewer than one float4; one float4 and a tail; one block exactly; a block, a vector and a tail.
-COUNTS = [1, 3, 4, 7, elementwise.BLOCK, elementwise.BLOCK + 4 + 3]
+COUNTS = [1, 3, 4, 7, maps.BLOCK, maps.BLOCK + 4 + 3]
 
 
 def forward(name: str, x: np.ndarray) -> np.ndarray:
@@ -66,19 +69,24 @@ def test_every_activation_has_its_ops_and_a_layer_that_reads_the_same():
 
 
 def test_the_epilogue_is_read_off_the_name_of_an_op():
-    assert {name: epilogue_of(f"conv_{name}_fprop") for name in ACTIVATIONS} == {name: name if name in EPILOGUES else "" for name in ACTIVATIONS}
+    assert [epilogue_of(f"conv_{name}_fprop") for name in ACTIVATIONS] == list(ACTIVATIONS)
     assert epilogue_of("upconv_relu_fprop") == "relu"
     assert [epilogue_of(op) for op in ("conv_fprop", "upconv_fprop", "conv_dgrad_relu")] == ["", "", ""]
-    assert not any(each.parameters for each in EPILOGUES.values())  # a convolution has none to pass on
+
+
+def test_every_activation_has_a_formula_and_a_gradient_check():
+    assert set(FORMULAS) == set(ACTIVATIONS), "write the function in float64, from its definition"
+    assert {f"{name}_dgrad" for name in ACTIVATIONS} <= set(gradcheck.GRADIENTS)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_reference_follows_the_formula(name, rng):
     x = rng.standard_normal((2, 3, 5, 4)) * 4
     wanted = np.array([FORMULAS[name](float(v)) for v in x.flat]).reshape(x.shape)
-    # Both sides are a handful of float64 operations, each right to one eps; 1 + tanh(u) and exp(x) − 1 lose digits where they are near 0.
+    # Both sides are a handful of float64 operations, each right to one eps; 1 + tanh(u) and exp(x) − 1 lose digits where they are near 0, and
+    # exp(−x²/2) of the left tail of GELU x²/2 times an eps.
     eps = np.finfo(np.float64).eps
-    np.testing.assert_allclose(forward(name, x), wanted, rtol=8 * eps, atol=8 * eps * np.abs(x).max() if name in ("gelu_tanh", "elu") else 0)
+    np.testing.assert_allclose(forward(name, x), wanted, rtol=8 * eps, atol=8 * eps * np.abs(x).max() if name in ("gelu", "gelu_tanh", "elu") else 0)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -164,11 +172,11 @@ def test_a_tensor_beyond_int32_is_refused():
     def call(count: int) -> Call:
         return Call("relu_fprop", (), (), ((count,),), ((count,),))
 
-    assert elementwise.supports(call(elementwise.LIMIT), H200) is None
-    assert "32-bit" in elementwise.supports(call(elementwise.LIMIT + 1), H200)
+    assert maps.supports(call(maps.LIMIT), H200) is None
+    assert "32-bit" in maps.supports(call(maps.LIMIT + 1), H200)
     for op in (*OPS, "add", "flatten_fprop", "flatten_dgrad", "convert"):
-        assert COMMON[op].supports(call(elementwise.LIMIT), H200) is None, op
-        assert "32-bit" in COMMON[op].supports(call(elementwise.LIMIT + 1), H200), op
+        assert COMMON[op].supports(call(maps.LIMIT), H200) is None, op
+        assert "32-bit" in COMMON[op].supports(call(maps.LIMIT + 1), H200), op
 
 
 @pytest.mark.sampled

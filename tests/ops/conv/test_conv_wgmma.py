@@ -16,7 +16,7 @@ from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import correlation, in_phases, pack
 from nbcnn.ops.conv.frame.cost import Rates, Work, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_SECOND
-from nbcnn.ops.conv.fused import MEAN_UP, pack_index, pooled_cases, relu_cases, second_cases, up_cases
+from nbcnn.ops.conv.fused import MEAN_UP, activated_cases, pack_index, pooled_cases, relu_cases, second_cases, up_cases, with_activations
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.engine import IMAGE_OPS, implementations
@@ -70,7 +70,11 @@ POOLED = (
 UP = (ConvShape(1, 64, 3, 5, 64, 3, 3, 1, 1), ConvShape(5, 128, 8, 8, 256, 3, 3, 1, 1))
 
 
-OPS = (*IMAGE_OPS, WITH_SECOND)
+OPS = (*IMAGE_OPS, WITH_SECOND, "conv_elu_fprop")
+
+
+def made_by(precision: str) -> dict[str, Impl]:
+    return with_activations(implementations(precision), ["elu"])
 
 
 def bare(case: Case) -> Call:
@@ -78,7 +82,7 @@ def bare(case: Case) -> Call:
 
 
 def cases(convs, pooled, ups) -> list[Case]:
-    found = [case for shape in convs for make in (conv_cases, relu_cases, second_cases) for case in make(shape)]
+    found = [case for shape in convs for make in (conv_cases, relu_cases, activated_cases, second_cases) for case in make(shape)]
     found += [case for shape in pooled for case in pooled_cases(shape)]
     found += [case for shape in ups for case in up_cases(shape)]
     return [case for case in found if case.op in OPS]
@@ -115,6 +119,8 @@ def finished(case: Case, target: np.ndarray) -> list[np.ndarray]:
         y = y + case.ins[2][:, None, None]
     if "relu" in case.op:
         y = np.maximum(y, 0)
+    if "elu_" in case.op and "relu" not in case.op:
+        y = np.where(y > 0, y, case.attrs["alpha"] * np.expm1(np.minimum(y, 0)))
     if "pool" not in case.op:
         return [y]
     n, k, p, q = y.shape
@@ -126,7 +132,7 @@ def finished(case: Case, target: np.ndarray) -> list[np.ndarray]:
 def test_every_pass_is_a_correlation_with_packed_filters(case):
     strided = "conv_dgrad" in case.op and not case.op.startswith("up") and case.attrs["stride"] != 1
     if strided and not in_phases(bare(case)):
-        assert "no correlation" in implementations("bf16")[case.op].supports(bare(case), H200)
+        assert "no correlation" in made_by("bf16")[case.op].supports(bare(case), H200)
         return
     for got, ref in zip(finished(case, correlate(case)), reference(case), strict=True):
         assert relative_error(got, ref) < 1e-12
@@ -144,7 +150,7 @@ def test_corners_hold_as_many_windows_as_there_are_pixels():
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 def test_tiles_fit_a_multiprocessor(precision):
-    made = implementations(precision)
+    made = made_by(precision)
     for case in [case for case in cases(REAL, POOLED, UP) if case.op in made]:
         g, kind = correlation(bare(case)), KINDS[precision]
         tiles = made[case.op].candidates(bare(case), H200)
@@ -183,7 +189,7 @@ def test_channels_of_each_tap_are_padded(case):
 
 
 def test_refusals_are_in_words():
-    bf16 = implementations("bf16")
+    bf16 = made_by("bf16")
     by_op = {case.op: case for case in cases((ConvShape(1, 32, 5, 7, 60, 3, 3, 1, 1),), (), ())}
     assert "32 channels to sum over would be padded to 64" in bf16["conv_fprop"].slower(bare(by_op["conv_fprop"]), H200)
     assert "60 channels to sum over are not a multiple of 8" in bf16["conv_dgrad"].supports(bare(by_op["conv_dgrad"]), H200)
@@ -199,14 +205,14 @@ def test_channels_may_be_padded_further_where_a_pixel_is_loaded_once():
     for (C, side, taps, stride), served in of.items():
         for precision, channels in (("bf16", C), ("tf32", C // 2)):
             case = next(case for case in conv_cases(ConvShape(2, channels, side, side, 64, taps, taps, stride, taps // 2)) if case.op == "conv_fprop")
-            impl = implementations(precision)["conv_fprop"]
+            impl = made_by(precision)["conv_fprop"]
             taken = (impl.supports(bare(case), H200) or impl.slower(bare(case), H200)) is None
             assert taken == (served and (precision == "bf16" or taps == 1)), (precision, channels, side, taps, stride)
 
 
 def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = None) -> Bound:
     return Bound(
-        implementations(precision)[case.op],
+        made_by(precision)[case.op],
         case.op,
         case.ins,
         case.outs,
@@ -224,6 +230,9 @@ def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = No
     ("precision", "op", "tile"),
     [
         ("bf16", "conv_relu_pool_fprop", Tile(128, 128, 2, 3, 2)),
+        ("bf16", "conv_elu_fprop", Tile(128, 128, 2, 3, 2)),
+        ("bf16", "conv_elu_fprop", PatchTile(1, 32, 8, 64, 1, 6, 1, 2, turns=2, swapped=True)),
+        ("tf32", "conv_elu_fprop", PatchTile(2, 8, 8, 128, 2, 4, 1, 2)),
         ("tf32", "upconv_relu_fprop", Tile(128, 128, 2, 3, 2)),
         ("fp32", "conv_dgrad_relu", Tile(128, 128, 2, 2, 1)),
         ("bf16", "upconv_dgrad_relu", PatchTile(2, 8, 8, 256, 2, 3, 1, 2)),
@@ -261,9 +270,9 @@ def tried(impl: Impl, case: Case, precision: str, gpu: nb.Gpu) -> list[Tile | Pa
 def test_parity(gpu, precision, op):
     if gpu.capability != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
-    if op not in implementations(precision):
+    if op not in made_by(precision):
         pytest.skip("three planes have no patches")
-    impl = implementations(precision)[op]
+    impl = made_by(precision)[op]
     row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {op: impl}),))
     served = 0
     for case in cases(MEAN + REAL, POOLED, UP):
@@ -290,7 +299,7 @@ def test_the_gpu_tests_tiles_whose_turns_go_round(op):
     of = [case for case in cases(MEAN + REAL, POOLED, UP) if case.op == op and case.ins[0].shape[0] == 5]
     most = 0
     for case in of:
-        for tile in implementations("bf16")[op].candidates(bare(case), H200):
+        for tile in made_by("bf16")[op].candidates(bare(case), H200):
             if isinstance(tile, PatchTile) and tile.turns == 2:
                 down, across = patch.tiles_of(correlation(bare(case)), tile)
                 most = max(most, down * across)
@@ -320,7 +329,7 @@ def test_swapped_products_have_whole_strips():
 def test_products_of_64_channels_are_swapped(precision):
     """They read less shared memory than the tensor cores take; in tf32 two tiles in turn would be of too few pixels, and masks come word by word."""
     by_op = {case.op: bare(case) for case in cases((ConvShape(64, 64, 32, 32, 64, 3, 3, 1, 1),), (), ())}
-    impl = implementations(precision)["conv_fprop"]
+    impl = made_by(precision)["conv_fprop"]
     for op in ("conv_fprop", "conv_dgrad", "conv_dgrad_relu"):
         tile = impl.tile(by_op[op], H200)
         assert tile.swapped == (precision == "bf16" or op != "conv_dgrad_relu"), op

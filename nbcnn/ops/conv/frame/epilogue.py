@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.ops.activations.table import epilogue_of
+from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.kernel.call import Call
 
 WITH_MOMENTS = "conv_moments_fprop"
@@ -32,12 +32,12 @@ class Epilogue:
     """What a call wants done with its sums, and the operands for it; None where there is none.
 
     kind   "rows", "mask", "pool", "moments" or "sums"
-    after  the activation of rows, or ""; a pooling has its ReLU
+    after  the device function of the activation of rows, or None; a pooling has its ReLU
     b      the bias (K); x: the mask; second: the second output, where the argmax goes, the moments or the sums
     """
 
     kind: str
-    after: str
+    after: Any
     b: Any
     x: Any
     second: Any
@@ -56,7 +56,7 @@ def epilogue(call: Call) -> Epilogue:
     third = call.ins[2] if len(call.ins) > 2 else None
     return Epilogue(
         kind,
-        epilogue_of(call.op) if kind == "rows" else "",
+        epilogue_function(call) if kind == "rows" else None,
         third if "fprop" in call.op else None,
         third if kind == "mask" else None,
         call.outs[1] if kind in ("pool", "moments", "sums") else None,

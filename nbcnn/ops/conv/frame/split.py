@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
-from nbcnn.ops.activations.table import EPILOGUES, RELU
+from nbcnn.ops.activations.table import applied
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT
 from nbcnn.ops.kernel.traffic import Traffic, once
@@ -78,9 +78,9 @@ def sum_of_elements(vector: int, whole: bool) -> Any:
 
 
 @functools.cache
-def sum_partials(groups: int, vector: int, bias: bool, after: str) -> Any:
+def sum_partials(groups: int, vector: int, bias: bool, after: Any) -> Any:
     add_parts = sum_of_partials(vector)
-    ACTIVATES, MASK, activate = after in EPILOGUES, after == "mask", EPILOGUES.get(after, RELU).function
+    (ACTIVATES, activate), MASK = applied(after), after == "mask"
     MEMBERS, FLOATS = THREADS // groups, vector * THREADS
 
     @jit()
@@ -170,7 +170,7 @@ def channels_of_a_block(taps: int) -> int:
     return max(1, min(max(32, THREADS // taps // 32 * 32), 12288 // taps))
 
 
-def launch_sum_partials(partials: Any, b: Any, y: Any, count: int, GN: int, parts: int, after: str = "", other: Any = None) -> Launch:
+def launch_sum_partials(partials: Any, b: Any, y: Any, count: int, GN: int, parts: int, after: Any = None, other: Any = None) -> Launch:
     """Launch of `sum_partials_kernel`; b is None, or GN values to add to each row of y. after, other: as for `store_tile`."""
     groups, vector = 1, 4 if GN % 4 == 0 else 1
     while groups < MOST_GROUPS and parts >= 4 * groups:

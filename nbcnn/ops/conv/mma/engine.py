@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
-from nbcnn.ops.activations.table import EPILOGUES
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue
 from nbcnn.ops.conv.mma.kernel import gather_product
@@ -23,7 +22,7 @@ from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 
 IMAGE_OPS = (
     "conv_fprop",
-    *(f"conv_{name}_fprop" for name in EPILOGUES),
+    "conv_relu_fprop",
     "conv_relu_pool_fprop",
     "conv_dgrad",
     "conv_dgrad_relu",
@@ -87,7 +86,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
         g.dilate,
         "partial" if split else e.kind,
         e.b is not None and not split,
-        "" if split else e.after,
+        None if split else e.after,
         pooled,
         g.K % 4 == 0,
     )

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
-from nbcnn.ops.activations.table import EPILOGUES, RELU
+from nbcnn.ops.activations.table import applied
 from nbcnn.ops.conv.frame.moments import Columns, add_row, finish
 from nbcnn.ops.conv.mma.tile import Kind, Tile
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
@@ -80,12 +80,12 @@ def _put(store: str, vector: bool) -> Any:
 
 
 @cache
-def pixel_epilogue(store: str, after: str, mask: bool, vector: bool) -> Any:
+def pixel_epilogue(store: str, after: Any, mask: bool, vector: bool) -> Any:
     """Device function (values, shift, masks, first, y, target, n, K): four sums of a pixel with bias, activation or mask to y.
 
-    after: "" or one of EPILOGUES. masks[first …] as loaded.
+    after: the activation, a device function, or None. masks[first …] as loaded.
     """
-    put, ACTIVATES, activate = _put(store, vector), after in EPILOGUES, EPILOGUES.get(after, RELU).function
+    put, (ACTIVATES, activate) = _put(store, vector), applied(after)
 
     @jit(device=True)
     def run(values, shift, masks, first, y, target, n, K):
@@ -192,7 +192,7 @@ def store_partial(tile: Tile, vector: bool) -> Any:
 
 
 @cache
-def store_rows(tile: Tile, kind: Kind, bias: bool, after: str, mask: bool, vector: bool) -> Any:
+def store_rows(tile: Tile, kind: Kind, bias: bool, after: Any, mask: bool, vector: bool) -> Any:
     """Device function (stage, table, b, x, y, n0, K): the rows at `stage` to the pixels of y that the table of rows says."""
     QUADS, PITCH, BM = tile.BN // 4, 4 * tile.pitch, tile.BM
     STEP = tile.threads // QUADS

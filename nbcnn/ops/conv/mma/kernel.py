@@ -26,13 +26,13 @@ u8 = types.uint64
 
 @cache
 def gather_product(
-    tile: Tile, kind_name: str, width: int, whole: bool, dilate: int, epilogue: str, bias: bool, after: str, pooled: bool, vector: bool
+    tile: Tile, kind_name: str, width: int, whole: bool, dilate: int, epilogue: str, bias: bool, after: Any, pooled: bool, vector: bool
 ) -> Any:
     """The kernel for a tile (without its split), and for
 
     width     elements of the source that are copied at once; whole: its channels are whole k-tiles; dilate: as in frame/correlation.py
     epilogue  "rows", "mask", "pool", "moments" or "partial", as in frame/epilogue.py; bias: there is one
-    after     "" or the activation of what is no partial sum
+    after     None, or the activation of what is no partial sum, a device function
     pooled    pixels are numbered window by window
     vector    the target's channels are a multiple of four.
     """

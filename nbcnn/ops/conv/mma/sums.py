@@ -34,7 +34,7 @@ def _quad(whole: bool) -> Any:
 
 
 @cache
-def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool, whole: bool) -> Any:
+def sum_pixels(kind_name: str, bias: bool, after: Any, mask: bool, whole: bool) -> Any:
     """The kernel for what does not become windows. whole: K is a multiple of four."""
     store = KINDS[kind_name].store
     put, get_bias, get_mask = pixel_epilogue(store, after, mask, whole), load_bias(bias), load_mask(store, whole)

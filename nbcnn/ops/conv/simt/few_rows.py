@@ -21,7 +21,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
-from nbcnn.ops.activations.table import EPILOGUES, RELU, epilogue_of
+from nbcnn.ops.activations.table import applied, epilogue_function
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
@@ -56,12 +56,12 @@ def tile_of(call: Call, target: Target) -> Tile:
 
 
 @functools.cache
-def few_rows(tile: Tile, kind: str, bias: bool, after: str) -> Any:
-    """The kernel for results and rows of x stored as `kind`; after: an activation of EPILOGUES, or ""."""
+def few_rows(tile: Tile, kind: str, bias: bool, after: Any) -> Any:
+    """The kernel for results and rows of x stored as `kind`; after: the activation, a device function, or None."""
     ROWS, PARTS, COLUMNS = tile.rows, tile.parts, WARPS // tile.parts
     STEP, WEIGHTS, SUMS = WARP * tile.parts, 4 * IN_FLIGHT, WARPS * tile.rows
     load, (_, store) = vector_load_if(kind), scalar_io(kind)
-    ACTIVATES, activate = after in EPILOGUES, EPILOGUES.get(after, RELU).function
+    ACTIVATES, activate = applied(after)
 
     @jit(launch_bounds=(THREADS, 2))
     def few_rows_kernel(x, w, b, y, M, N, K):
@@ -143,7 +143,7 @@ def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), w (K,C,1,1)[, b (K)] -> y (N,K,H,W): one launch."""
     (M, N, K), tile = extents(call), call.tile
     x, w, *b = call.ins
-    kernel = few_rows(tile, kinds(call)[0], bool(b), epilogue_of(call.op))
+    kernel = few_rows(tile, kinds(call)[0], bool(b), epilogue_function(call))
     sizes = (np.int32(size) for size in (M, N, K))
     return [Launch(kernel, ceil_div(N * tile.parts, WARPS), THREADS, (x, w, b[0] if b else w, call.outs[0], *sizes), name=call.op)]
 
@@ -156,5 +156,5 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 _IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic, engine="few rows")
-OPS = {"conv_fprop": _IMPL, **{f"conv_{name}_fprop": _IMPL for name in EPILOGUES}}
+OPS = {"conv_fprop": _IMPL, "conv_relu_fprop": _IMPL}
 """Forward convolutions of few rows, in every GPU row that stores NHWC."""

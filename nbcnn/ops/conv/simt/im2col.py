@@ -46,7 +46,7 @@ class Window:
     """What of an implicit GEMM is frozen into its kernel: the window, and what becomes of a result.
 
     dilate   zeros between source pixels (see dgrad above).
-    after    "" nothing, an activation, "mask" (zero where another tensor is not positive), "pool" (ReLU, 2×2 maximum and index;
+    after    None, the device function of an activation, "mask" (zero where another tensor is not positive), "pool" (ReLU, 2×2 maximum and index;
              rows are then numbered by windows), "windows" (rows numbered so, nothing else: parts of a sum that is pooled later).
     phases   four products over one source, each of which gives a phase of an image twice as large (folded.py).
     """
@@ -55,7 +55,7 @@ class Window:
     S: int
     stride: int = 1
     dilate: int = 1
-    after: str = ""
+    after: Any = None
     phases: bool = False
 
 
@@ -112,7 +112,7 @@ def launches(call: Call, x: Any, b: Any, y: Any, GN: int, extents: tuple[int, ..
     split = tile.split > 1
     out = call.scratch.view(np.float32) if split else y
     with_bias = b is not None and not split
-    kept = replace(window, after="windows" if window.after == "pool" else "") if split else window
+    kept = replace(window, after="windows" if window.after == "pool" else None) if split else window
     kernel = gather_product(unsplit(tile), kept, 4 if C % 4 == 0 else 1, whole_taps, GN % 4 == 0, with_bias)
     sizes = (GM, GN, padded(GN), *rest, tile.k_tiles(GK))
     args = (x, call.packed, b if with_bias else x, x if other is None else other, out, *(np.int32(size) for size in sizes))
@@ -183,7 +183,7 @@ def dgrad_gather(call: Call) -> tuple[tuple[int, ...], Window]:
     return (c.N, c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad), Window(c.R, c.S, 1, c.stride)
 
 
-def traffic(call: Call, after: str = "") -> list[Traffic]:
+def traffic(call: Call, after: str | None = None) -> list[Traffic]:
     """Bytes of fprop or dgrad; `after` as in `Window`."""
     c = shape_of(call)
     if "fprop" in call.op:

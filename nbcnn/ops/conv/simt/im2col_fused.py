@@ -1,7 +1,7 @@
 """The fused convolutions on CUDA cores (row `im2col`, fp32, NHWC): the kernels of im2col.py and im2col_wgrad.py with another
 end, other filters, or another window. What each op is: fused.py; why an upsampling can be folded away: folded.py.
 
-    conv_relu_fprop                      fprop, ReLU before the store; conv_sigmoid_fprop, conv_swish_fprop likewise
+    conv_relu_fprop                      fprop, ReLU before the store; likewise any other activation, conv_NAME_fprop
     conv_relu_pool_fprop                 fprop, pixels numbered by windows; ReLU, maximum and index before the store
     conv_dgrad_relu                      dgrad, zero where x is not positive
     upconv_fprop, upconv_relu_fprop      four products with 2×2 filters, one a phase; 16 multiplications where the plain form has 36
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
-from nbcnn.ops.activations.table import EPILOGUES, epilogue_of
+from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.frame.folded import TERMS, phase_filters
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
@@ -46,7 +46,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     c = shape_of(call)
     x, _, b = call.ins
     pooled = len(call.outs) == 2
-    window = Window(c.R, c.S, c.stride, after="pool" if pooled else epilogue_of(call.op))
+    window = Window(c.R, c.S, c.stride, after="pool" if pooled else epilogue_function(call))
     gather = (c.N, c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad)
     return launches(call, x, b, call.outs[0], c.K, gather, window, call.outs[1] if pooled else None)
 
@@ -63,7 +63,7 @@ def bind_up_fprop(call: Call) -> list[Launch]:
     """x (N,C,H,W), w, b -> y (N,K,2H,2W): phase (r,s) reads x from row i-1+r and column j-1+s on."""
     N, C, H, W = call.in_shapes[0]
     x, _, b = call.ins
-    window = Window(2, 2, after="relu" if call.op == "upconv_relu_fprop" else "", phases=True)
+    window = Window(2, 2, after=epilogue_function(call), phases=True)
     return launches(call, x, b, call.outs[0], call.in_shapes[1][0], (N, C, H, W, H, W, 1, 1), window)
 
 
@@ -84,7 +84,7 @@ def bind_up_dgrad(call: Call) -> list[Launch]:
     masked = len(call.ins) == 3
     box, sums, rest = _boxes(call, 0)
     _, K, high, wide = extents(call.in_shapes[0])
-    window, mask = Window(3, 3, 2, after="mask" if masked else ""), call.ins[2] if masked else None
+    window, mask = Window(3, 3, 2, after="mask" if masked else None), call.ins[2] if masked else None
     return [box, *launches(replace(call, scratch=rest), sums, None, call.outs[0], C, (N, K, high, wide, H, W, 0, 0), window, mask)]
 
 
@@ -148,7 +148,7 @@ def scratch_up_wgrad(call: Call) -> int:
 
 def traffic_fprop(call: Call) -> list[Traffic]:
     """Bytes of `bind_fprop`."""
-    return im2col.traffic(call, "pool" if len(call.out_shapes) == 2 else "relu")
+    return im2col.traffic(call, "pool" if len(call.out_shapes) == 2 else None)
 
 
 def traffic_dgrad_relu(call: Call) -> list[Traffic]:
@@ -159,7 +159,7 @@ def traffic_dgrad_relu(call: Call) -> list[Traffic]:
 def traffic_up_fprop(call: Call) -> list[Traffic]:
     """Bytes of `bind_up_fprop`."""
     N, C, H, W = call.in_shapes[0]
-    window = Window(2, 2, after="relu" if call.op == "upconv_relu_fprop" else "", phases=True)
+    window = Window(2, 2, after=epilogue_function(call), phases=True)
     return product_traffic(call.tile, call.in_shapes[1][0], (N, C, H, W, H, W, 1, 1), window)
 
 
@@ -167,7 +167,7 @@ def traffic_up_dgrad(call: Call) -> list[Traffic]:
     """Bytes of `bind_up_dgrad`."""
     N, C, H, W = call.out_shapes[0]
     _, K, high, wide = extents(call.in_shapes[0])
-    window = Window(3, 3, 2, after="mask" if len(call.in_shapes) == 3 else "")
+    window = Window(3, 3, 2, after="mask" if len(call.in_shapes) == 3 else None)
     return [box_traffic(call.in_shapes[0]), *product_traffic(call.tile, C, (N, K, high, wide, H, W, 0, 0), window)]
 
 
@@ -184,7 +184,7 @@ _UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, traffic=traffic
 _UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, traffic=traffic_up_dgrad, **choices(product_up_dgrad))
 
 FUSED = {
-    **{f"conv_{name}_fprop": _FPROP for name in EPILOGUES},
+    "conv_relu_fprop": _FPROP,
     "conv_relu_pool_fprop": _FPROP,
     "conv_dgrad_relu": Impl(bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, traffic=traffic_dgrad_relu, **_TILES),
     "conv_pool_wgrad": composed.pool_wgrad(im2col.OPS["conv_wgrad"], unpool.IMPL),

@@ -16,7 +16,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
-from nbcnn.ops.activations.table import EPILOGUES, epilogue_of
+from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.simt.few_rows import extents, refusal
 from nbcnn.ops.conv.simt.loaders import gather_rows, whole_rows
@@ -35,7 +35,7 @@ RAGGED_TILE = Tile(64, 64, 16, 4, 4)
 
 
 @functools.cache
-def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: bool, bias: bool = False, after: str = "") -> Any:
+def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: bool, bias: bool = False, after: Any = None) -> Any:
     def rows(side: int) -> Loader:
         return whole_rows(tile, side) if whole_tiles else gather_rows(tile, side, 1, 1, 1, 1, vector, False)
 
@@ -67,7 +67,7 @@ def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: b
 
 
 def launch_gemm_nt(
-    a: Any, b: Any, c: Any, M: int, N: int, K: int, tile: Tile | None = None, shift: Any = None, after: str = "", name: str = "gemm_nt"
+    a: Any, b: Any, c: Any, M: int, N: int, K: int, tile: Tile | None = None, shift: Any = None, after: Any = None, name: str = "gemm_nt"
 ) -> Launch:
     """Launch of c = f(a·bᵀ + shift) on flat float32 arrays that start at 16-byte addresses: a (M,K), b (N,K), shift None or (N), c (M,N).
 
@@ -96,7 +96,7 @@ def supports(call: Call, target: Target) -> str | None:
 
 def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), w (K,C,1,1)[, b (K)] -> y (N,K,H,W): the product, and if its sum is split the sum of its parts."""
-    (M, N, K), tile, y, after = extents(call), call.tile, call.outs[0], epilogue_of(call.op)
+    (M, N, K), tile, y, after = extents(call), call.tile, call.outs[0], epilogue_function(call)
     x, w, *rest = call.ins
     b = rest[0] if rest else None
     if tile.split == 1:
@@ -117,5 +117,5 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 _IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*extents(call), extents(call)[2] % 16 == 0, False), "pointwise"))
-OPS = {"conv_fprop": _IMPL, **{f"conv_{name}_fprop": _IMPL for name in EPILOGUES}}
+OPS = {"conv_fprop": _IMPL, "conv_relu_fprop": _IMPL}
 """Forward convolutions with 1×1 filters of row `im2col`."""

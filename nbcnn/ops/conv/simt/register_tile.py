@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
-from nbcnn.ops.activations.table import EPILOGUES, RELU
+from nbcnn.ops.activations.table import applied
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled, window_offsets
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.kernel.loops import in_sequence, quotient
@@ -223,17 +223,17 @@ def matrix_product(tile: Tile, A: Loader, B: Loader) -> Any:
 
 
 @functools.cache
-def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", phases: bool = False) -> Any:
+def store_tile(tile: Tile, vector: bool, bias: bool = False, after: Any = None, phases: bool = False) -> Any:
     """Device function (acc, out, m0, n0, GM, GN, plane, extra): out[plane][m][n] = acc (+ b[n]) for the thread's outputs inside GM×GN.
 
     `vector`: GN is a multiple of 4, so that rows of `out` can be written 16 bytes at a time.
-    after: "" nothing, one of EPILOGUES, or "mask": zero where `other`, stored like `out`, is not positive (the gradient behind a ReLU).
+    after: None, the device function of an activation, or "mask": zero where `other`, stored like `out`, is not positive (the gradient behind a ReLU).
     phases: row m is pixel m of images of width Q, whose results are phase (r,s) of images twice as large: m = (n,i,j) goes to
     pixel (n, 2i+r, 2j+s). extra: (b, other, phase = 2r+s, Q).
     """
     TM, TN, PA, PB = tile.TM, tile.TN, tile.TM // 4, tile.TN // 4
     down, across = tile.BM // PA, tile.BN // PB
-    corner, ACTIVATES, MASK, activate = thread_corner(tile), after in EPILOGUES, after == "mask", EPILOGUES.get(after, RELU).function
+    corner, (ACTIVATES, activate), MASK = thread_corner(tile), applied(after), after == "mask"
     PLANES, MASKS = 4 if phases else 1, 4 * tile.TM
 
     @jit(device=True)

@@ -57,7 +57,7 @@ def pack_folded(call: Call) -> np.ndarray:
     return gradient_filters(index).transpose(0, 3, 4, 1, 2).reshape(TERMS, -1)
 
 
-def _gather(after: str, pack: Callable[[Call], np.ndarray] = thin_gather.pack) -> Impl:
+def _gather(after: str | None, pack: Callable[[Call], np.ndarray] = thin_gather.pack) -> Impl:
     bind, traffic = partial(thin_gather.bind, after=after), partial(thin_gather.traffic, after=after)
     return Impl(bind, thin_gather.scratch, supports_gather, thin_gather.tile, pack, traffic=traffic)
 
@@ -66,14 +66,14 @@ _UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_s
 _WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin")
 
 FUSED = {
-    "conv_relu_fprop": _gather("relu"),
+    "conv_relu_fprop": _gather(None),
     "conv_relu_pool_fprop": _gather("pool"),
     "conv_dgrad_relu": _gather("mask"),
     "conv_pool_wgrad": _WGRAD,
     "upconv_fprop": _UP,
     "upconv_relu_fprop": _UP,
     "upconv_mse_fprop": _UP,
-    "upconv_dgrad": _gather("", pack_folded),
+    "upconv_dgrad": _gather(None, pack_folded),
     "upconv_dgrad_relu": _gather("mask", pack_folded),
     "upconv_wgrad": _WGRAD,
 }

@@ -15,7 +15,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.gpu.target import Target
-from nbcnn.ops.activations.relu import relu
+from nbcnn.ops.activations.table import applied, epilogue_function
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled
 from nbcnn.ops.conv.thin.shape import correlation, filter_index
 from nbcnn.ops.conv.thin.taps import fetch_taps
@@ -50,10 +50,10 @@ def pack(call: Call) -> np.ndarray:
 
 
 @functools.cache
-def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile: GatherTile) -> Any:
-    """The gather kernel for one window, thin channel count, end and tile. after: "", "relu", "mask" or "pool"."""
+def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: Any, tile: GatherTile) -> Any:
+    """The gather kernel for one window, thin channel count, end and tile. after: None, the device function of an activation, "mask" or "pool"."""
     BM, BN, TM, TN, resident = tile.BM, tile.BN, tile.TM, tile.TN, tile.resident
-    RELU, MASK, POOL, MASKS = after == "relu", after == "mask", after == "pool", 4 * tile.TN
+    (ACTIVATES, activate), MASK, POOL, MASKS = applied(after), after == "mask", after == "pool", 4 * tile.TN
     store_window = store_pooled(True)
     TAPS, GK = R * S, R * S * C
     ROW_A, ROW_W = S * C * BM, S * C * BN
@@ -182,8 +182,8 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
                     for i in range(4):
                         for v in range(VN):
                             for j in range(4 * v, 4 * v + 4):
-                                if RELU:
-                                    acc[4 * u + i, j] = relu(acc[4 * u + i, j])
+                                if ACTIVATES:
+                                    acc[4 * u + i, j] = activate(acc[4 * u + i, j])
                                 if MASK:
                                     acc[4 * u + i, j] = acc[4 * u + i, j] if masks[i * TN + j] > 0.0 else 0.0
                             if (u * ROW_STEP + i < rows_left) & (v * COL_STEP < columns_left):
@@ -216,9 +216,12 @@ def tile(call: Call, target: Target) -> GatherTile:
     return GatherTile(BM, BN, TM, TN, resident, max(1, target.multiprocessors * resident // -(-g.K // BN)))
 
 
-def bind(call: Call, after: str = "") -> list[Launch]:
-    """One launch. A third input is the bias of an fprop, the mask of a dgrad; a second output the index of a pooling."""
-    g, tile = correlation(call), call.tile
+def bind(call: Call, after: Any = None) -> list[Launch]:
+    """One launch, with the activation of the call unless `after` is "mask" or "pool".
+
+    A third input is the bias of an fprop, the mask of a dgrad; a second output the index of a pooling.
+    """
+    g, tile, after = correlation(call), call.tile, after or epilogue_function(call)
     third = call.ins[2] if len(call.ins) > 2 else None
     bias = None if after == "mask" else third
     other = {"mask": third, "pool": call.outs[-1]}.get(after, call.packed)
@@ -234,7 +237,7 @@ def bind(call: Call, after: str = "") -> list[Launch]:
     return [Launch(run, grid, tile.threads, (call.ins[0], call.packed, b, other, call.outs[0], *sizes))]
 
 
-def traffic(call: Call, after: str = "") -> list[Traffic]:
+def traffic(call: Call, after: str | None = None) -> list[Traffic]:
     """Bytes of `bind`: pixels once a tap and column of blocks, filters once a block."""
     g, tile = correlation(call), call.tile
     down, rows = windows(g.P, g.R, g.H, g.stride, g.top)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types
-from nbcnn.ops.activations.relu import relu
+from nbcnn.ops.activations.table import applied, epilogue_function
 from nbcnn.ops.conv.thin import scatter as thin_scatter
 from nbcnn.ops.conv.thin.shape import correlation
 from nbcnn.ops.kernel.call import Call, Launch, blocks
@@ -56,11 +56,11 @@ def make_part(K: int, down: tuple[int, int, tuple[int, ...]], across: tuple[int,
 
 
 @functools.cache
-def collect_kernel(K: int, split: int, after: str) -> Any:
-    """The collecting kernel for K channels, `split` threads a pixel of x. after: "", "relu" or "mse"."""
+def collect_kernel(K: int, split: int, after: Any) -> Any:
+    """The collecting kernel for K channels, `split` threads a pixel of x. after: None, the device function of an activation, or "mse"."""
     PIXELS, OUTPUTS = THREADS // split, 4 * K
     collect = unrolled([make_part(K, down, across) for down in REACH for across in REACH])
-    add_splits, RELU, MSE = thin_scatter.splits_added(OUTPUTS, split, PIXELS), after == "relu", after == "mse"
+    add_splits, (ACTIVATES, activate), MSE = thin_scatter.splits_added(OUTPUTS, split, PIXELS), applied(after), after == "mse"
 
     @jit(launch_bounds=(THREADS, 2))
     def thin_up_collect_kernel(parts, bias, target, y, total, M, H, W, plane, scale):
@@ -88,8 +88,8 @@ def collect_kernel(K: int, split: int, after: str) -> Any:
                     for k in range(K):
                         at = (row + s) * K + k
                         value = acc[(2 * r + s) * K + k] + bias[k]
-                        if RELU:
-                            value = relu(value)
+                        if ACTIVATES:
+                            value = activate(value)
                         if MSE:
                             value -= target[at]
                             squares += f8(value) * f8(value)
@@ -121,7 +121,7 @@ def _parts_bytes(call: Call) -> int:
 def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), w (K,C,3,3), b (K)[, target] -> [loss (),] y (N,K,2H,2W)."""
     g, mse = correlation(call), call.op == "upconv_mse_fprop"
-    after = "mse" if mse else "relu" if call.op == "upconv_relu_fprop" else ""
+    after = "mse" if mse else epilogue_function(call)
     y, count = call.outs[-1], numel(call.out_shapes[-1])
     products = thin_scatter.parts_launch(call)
     total = call.scratch[_parts_bytes(call) : scratch(call)].view(np.float64) if mse else call.scratch.view(np.float64)

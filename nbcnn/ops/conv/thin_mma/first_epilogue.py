@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 from nbcnn.gpu.language import cuda, i8, jit, types, u4
+from nbcnn.ops.activations.table import applied
 from nbcnn.ops.ptx.cvt import bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.packed import greater_bf16x2, max_bf16x2, relu_bf16x2
 from nbcnn.ops.ptx.words import load_4_words, load_half, load_word, store_4_words, store_half
@@ -92,12 +93,16 @@ def pooled(E: int, whole: bool) -> Any:
 
 
 @functools.cache
-def unpooled(E: int, whole: bool, after: str) -> Any:
-    """`pooled` without pooling: the four pixels of the window, of P×Q. after: "", "relu", or "mask": zero where index, an image, is 0."""
+def unpooled(E: int, whole: bool, after: Any) -> Any:
+    """`pooled` without pooling: the four pixels of the window, of P×Q. after: None, the device function of an activation, or "mask":
+    zero where index, an image, is 0."""
     FILTERS = 4 * E
     put, get = stores(E, whole), loads(E, whole)
-    RELU, MASK = after == "relu", after == "mask"
-    round_two = relu_bf16x2 if RELU else bf16x2
+    (ACTIVATES, activate), MASK = applied(after), after == "mask"
+
+    @jit(device=True)
+    def round_two(a, b):
+        return bf16x2(activate(a), activate(b)) if ACTIVATES else bf16x2(a, b)
 
     @jit(device=True)
     def run(values, y, index, n, p, q, k, P, Q, K):
@@ -116,7 +121,7 @@ def unpooled(E: int, whole: bool, after: str) -> Any:
                         out[j] = out[j] & greater_bf16x2(seen[j], 0)
                 else:
                     value = values[pixel * FILTERS + j]
-                    out[j] = float_bits(tf32(max(value, 0.0) if RELU else value))
+                    out[j] = float_bits(tf32(activate(value) if ACTIVATES else value))
                     if MASK and not bits_float(seen[j]) > 0.0:
                         out[j] = 0
             if inside:

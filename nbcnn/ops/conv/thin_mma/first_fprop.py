@@ -18,6 +18,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.gpu.target import Target
+from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.thin_mma.first_epilogue import pooled, unpooled
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, segments, stager, unit_rows
 from nbcnn.ops.conv.thin_mma.first_shape import (
@@ -87,8 +88,11 @@ def bf16_part(x):
 
 
 @functools.cache
-def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after: str, whole: bool, tile: FpropTile) -> Any:
-    """The kernel for one window, one end and one tile. after: "", "relu", "mask" or "pool"; whole: K is a multiple of 4·E."""
+def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after: Any, whole: bool, tile: FpropTile) -> Any:
+    """The kernel for one window, one end and one tile.
+
+    after: None, the device function of an activation, "mask" or "pool". whole: K is a multiple of 4·E.
+    """
     WARPS, ROWS, TURNS, GROUPS, THREADS = tile.WARPS, tile.ROWS, tile.TURNS, tile.GROUPS, tile.threads
     unit = Unit(C, R, S, stride, ROWS * TURNS)
     FILTERS, IN_GROUP, TILES = 4 * E, 2 * E, 2 * E * tile.GROUPS
@@ -256,10 +260,8 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
     return first_fprop_kernel
 
 
-def _after(call: Call) -> str:
-    if call.op == "conv_dgrad_relu":
-        return "mask"
-    return "pool" if "pool" in call.op else "relu" if "relu" in call.op else ""
+def _after(call: Call) -> Any:
+    return {"conv_dgrad_relu": "mask", "conv_relu_pool_fprop": "pool"}.get(call.op) or epilogue_function(call)
 
 
 def work(layer: ConvShape, ROWS: int) -> tuple[int, int, int]:

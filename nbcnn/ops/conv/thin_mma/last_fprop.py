@@ -22,7 +22,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.gpu.target import Target
-from nbcnn.ops.activations.relu import relu
+from nbcnn.ops.activations.table import applied, epilogue_function
 from nbcnn.ops.conv.thin.up import REACH
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, pack_columns_by_channels, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
@@ -131,14 +131,14 @@ def _make_part(R: int, K: int, F: int, down: tuple[int, int, tuple[int, ...]], a
 
 
 @functools.cache
-def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind: str, STAGES: int, resident: int) -> Any:
+def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: Any, kind: str, STAGES: int, resident: int) -> Any:
     """The kernel for E elements a word, K filters of R×R behind an upsampling by F, and a tile.
 
-    after: "", "relu" or "mse"; kind: how y and target are stored.
+    after: None, the device function of an activation, or "mse"; kind: how y and target are stored.
     """
     BYTES, CHANNELS, LOADED, SUMS, GN, OUTPUTS = 4 // E, 4 * E, 4 * GROUPS, 8 * GROUPS, R * R * K, F * F
     AHEAD, RING, BACK = STAGES - 1, STAGES * STAGE, 1 if F == 2 else R // 2
-    RELU, MSE = after == "relu", after == "mse"
+    (ACTIVATES, activate), MSE = applied(after), after == "mse"
     mma, wait, wait_all = mma_bf16 if E == 2 else mma_tf32, cp_async_wait(STAGES - 2), cp_async_wait(0)
     load, store = scalar_io(kind)
     reach = REACH if F == 2 else tuple((r, r - R // 2, (0,)) for r in range(R))
@@ -256,8 +256,8 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
                     for s in range(F):
                         at = (row + s) * K + k
                         value = out[F * r + s] + b
-                        if RELU:
-                            value = relu(value)
+                        if ACTIVATES:
+                            value = activate(value)
                         if MSE:
                             value -= load(target, at)
                             squares += f8(value) * f8(value)
@@ -288,7 +288,7 @@ def scratch(call: Call) -> int:
 def bind(call: Call, precision: str) -> list[Launch]:
     """x (N,C,H,W), w (K,C,R,R)[, b (K)][, target] -> [loss (),] y (N,K,F·H,F·W)."""
     layer, tile, mse = last_layer(call), call.tile, "mse" in call.op
-    after = "mse" if mse else "relu" if "relu" in call.op else ""
+    after = "mse" if mse else epilogue_function(call)
     y, count, biased, grid = call.outs[-1], numel(call.out_shapes[-1]), len(call.ins) > 2, _blocks(call)
     kernel = fprop_kernel(word_elements(precision), layer.R, layer.K, layer.F, biased, after, STORE[precision], tile.stages, tile.resident)
     total = call.scratch[: scratch(call)].view(np.float64) if mse else y

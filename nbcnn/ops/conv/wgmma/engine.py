@@ -10,6 +10,7 @@ import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
+from nbcnn.ops.activations.table import RELU, epilogue_of
 from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, correlation, pack, padded, refusal, whole
 from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
@@ -94,7 +95,7 @@ def implementations(precision: str) -> dict[str, Impl]:
 
     def splits(call: Call) -> dict[int, int]:
         # An op around one of these has other operands: it says itself which of them are the same.
-        return split_bytes(call, SOURCE) if kind.planes > 1 and call.op in (*IMAGE_OPS, WITH_MOMENTS) else {}
+        return split_bytes(call, SOURCE) if kind.planes > 1 and (call.op in (*IMAGE_OPS, WITH_MOMENTS) or epilogue_of(call.op)) else {}
 
     named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma"}
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, **named)
@@ -134,9 +135,19 @@ def _filters_packed(call: Call, kind: Kind) -> int:
 
 
 def _operands(call: Call, g: Correlation, e: Epilogue) -> tuple[Any, np.int32, np.float32, Any]:
-    """(bias, its elements: K or none, the least result, the mask) as kernels take them: there are no other activations than the ReLU here."""
+    """(bias, its elements: K or none, the least result, the mask) as kernels take them. A ReLU is a floor of 0: no kernel is compiled for it."""
     b = constant(np.zeros(1, np.float32)) if e.b is None else e.b
-    return b, np.int32(0 if e.b is None else g.K), np.float32(0 if "relu_" in call.op else -np.inf), call.outs[0] if e.x is None else e.x
+    return (
+        b,
+        np.int32(0 if e.b is None else g.K),
+        np.float32(0 if e.kind == "pool" or e.after is RELU.function else -np.inf),
+        call.outs[0] if e.x is None else e.x,
+    )
+
+
+def _activation(e: Epilogue) -> Any:
+    """The activation that is no floor, a device function; None if there is none."""
+    return None if e.after is RELU.function else e.after
 
 
 def _stored(g: Correlation, e: Epilogue) -> str:
@@ -168,7 +179,7 @@ def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: 
     channels, steps = whole(g.C, kind.channels), _row(g, kind) // kind.channels
     scalars = (g.N, channels, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, steps)
     args = (maps, b, biased, floor, x, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
-    kernel = correlate(tile, kind.name, _stored(g, e), g.spans, steps_of_tap(g.C, kind))
+    kernel = correlate(tile, kind.name, _stored(g, e), g.spans, steps_of_tap(g.C, kind), _activation(e))
     return Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))
 
 
@@ -210,7 +221,7 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     down, across = patch.tiles_of(g, tile)
     scalars = (g.N, whole(g.C, kind.channels), g.P, g.Q, g.K, g.top, g.left, across, down * across)
     args = (maps, b, biased, floor, y, y if e.second is None else e.second, *norm, *(np.int32(v) for v in scalars))
-    kernel = correlate_patches(tile, kind.name, w, stored, call.attrs.get("activation", ""))
+    kernel = correlate_patches(tile, kind.name, w, stored, call.attrs.get("activation", ""), _activation(e))
     shared = patch.shared_bytes(tile, kind, w) + patch.sums_bytes(tile, kind, e.kind)
     return Launch(kernel, tile.resident, patch.threads_of(tile, e.kind), args, shared, keep=(maps, call.ins[0], call.packed, x, more))
 

@@ -12,6 +12,7 @@ from typing import Any
 from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.conv.frame.moments import Columns, add_row, finish, words_to_floats
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, pitch, shared_bytes
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.mbarrier import bar_sync
 from nbcnn.ops.ptx.shared import load_words_4, store_words_1, store_words_2
@@ -40,6 +41,27 @@ def store_pair(kind_name: str) -> Any:
             store_words_2(to, float_bits(a), float_bits(b))
 
     return run
+
+
+@cache
+def activated(after: Any, count: int) -> Any:
+    """Device function (acc): each of a thread's `count` sums becomes what the activation `after`, a device function, makes of it.
+
+    Eight sums a function, with constant indices: the compiler leaves a loop whose body is as long as expm1 or erf, and sums that are found by a
+    running index stand in local memory (a stack frame of 256 to 512 bytes).
+    """
+
+    def eight(first: int) -> Any:
+        A, B, C, D, E, F, G, H = range(first, first + 8)
+
+        @jit(device=True)
+        def run(acc):
+            acc[A], acc[B], acc[C], acc[D] = after(acc[A]), after(acc[B]), after(acc[C]), after(acc[D])
+            acc[E], acc[F], acc[G], acc[H] = after(acc[E]), after(acc[F]), after(acc[G]), after(acc[H])
+
+        return run
+
+    return unrolled([eight(first) for first in range(0, count, 8)]) if after is not None else None
 
 
 @cache

@@ -22,9 +22,12 @@ from nbcnn.ops.ptx.vector import load1_if
 
 
 @cache
-def correlate(tile: Tile, kind_name: str, epilogue: str, spans: Spans | None = None, tap: tuple[int, ...] = (STEPS_OF_ROW,)) -> Any:
+def correlate(
+    tile: Tile, kind_name: str, epilogue: str, spans: Spans | None = None, tap: tuple[int, ...] = (STEPS_OF_ROW,), after: Any = None
+) -> Any:
     """The kernel for one tile and precision. epilogue: "rows", "mask" (only where x > 0), "pool", "moments", "interleave" (four phases)
-    or "interleave mask". spans: the taps of each phase, if not all have all. tap: as `steps_of_tap`."""
+    or "interleave mask". spans: the taps of each phase, if not all have all. tap: as `steps_of_tap`. after: the
+    device function of an activation; a ReLU is a floor of 0."""
     kind = KINDS[kind_name]
     THREADS, WARPS, STAGES, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
     RING = max(tile.slots * stage_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
@@ -32,7 +35,7 @@ def correlate(tile: Tile, kind_name: str, epilogue: str, spans: Spans | None = N
     SUMS = HALVES * EIGHTS * 4
     init, produce, consume = init_ring(STAGES, WARPS), producer(tile, kind_name, spans), consumer(tile, kind_name, tap=tap)
     GROUP_BYTES = BM // tile.groups * ROW_BYTES
-    put = stores.put_fragments(tile, kind_name)
+    put, activate, ACTIVATES = stores.put_fragments(tile, kind_name), stores.activated(after, SUMS), after is not None
     store = stores.store_rows(tile, kind_name, "mask" in epilogue, "interleave" in epilogue)
     store_pooled = stores.store_pooled(tile, kind_name)
     consumers = bar_sync(1, tile.groups * WARPGROUP)
@@ -97,6 +100,8 @@ def correlate(tile: Tile, kind_name: str, epilogue: str, spans: Spans | None = N
             group = warp >> 2
             if not IDLE or steps > 0:
                 consume(acc, ring, full, empty, group * GROUP_BYTES, lane, steps, 0, 0)
+            if ACTIVATES:
+                activate(acc)
             # Results overwrite the ring: every warpgroup must have read it.
             consumers()
             put(acc, floor, ring, group, warp, lane)

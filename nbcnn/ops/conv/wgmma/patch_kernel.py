@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.ops.conv.wgmma.epilogue import activated
 from nbcnn.ops.conv.wgmma.patch import (
     BARRIER_BYTES,
     CONSUMER_REGISTERS,
@@ -123,11 +124,11 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 
 
 @cache
-def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str, activation: str = "") -> Any:
+def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str, activation: str = "", after: Any = None) -> Any:
     """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases).
 
     Or "sums" of the gradient behind `activation` (`patch_gradient.py`), with "mask" in front where y masks. In front of a mask and of sums may stand
-    "add", where a second gradient is added, and before that "interleave".
+    "add", where a second gradient is added, and before that "interleave". after: the device function of an activation; a ReLU is a floor of 0.
     """
     kind = KINDS[kind_name]
     words = epilogue.split()
@@ -153,6 +154,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
     phase_of, taps_of_phase, stages_of_tile = phase_in_rounds(w.spans), taps_of(w.spans, R, S), stages_of(w.spans, R, S)
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = (put_transposed if SWAPPED else put_fragments)(tile, kind_name, MASK), store_pooled(tile, kind_name)
+    activate, ACTIVATES = activated(after, SUMS), after is not None
     square_at, take_more, signs_of = square_place(tile), take_staged(tile, kind_name), take_signs(tile, kind_name)
     put_gradient, leave = put_sums(tile, kind_name, activation, SIGNS), leave_sums(tile)
     init_filters, claim_filters, next_filters = init_ring(STAGES, SHARING), claim_stage(FILTERS), next_stage(STAGES)
@@ -390,6 +392,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
                     if not KEEPS:
                         mbarrier_arrive(empty + previous * 8)
                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
+                if ACTIVATES:
+                    activate(acc)
                 chunk = (tile_m * PHASES + phase) * GROUPS + square // HALVES
                 if STAGED:
                     mbarrier_wait(staged, staged_parity)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
+from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
 from nbcnn.ops.conv.simt.split_fused import exchanged_traffic
@@ -50,7 +51,11 @@ BYTES = 128 << 20
 """Points of the images that are worked on at a time, about."""
 LEAST_TILES = 2048
 """Output tiles below which 16 small products do not fill a large GPU."""
-AFTER = {"conv_relu_fprop": "relu", "conv_relu_pool_fprop": "pool", "conv_dgrad_relu": "mask"}
+
+
+def _after(call: Call) -> Any:
+    """What becomes of the results, as `im2col.Window` says it."""
+    return {"conv_relu_pool_fprop": "pool", "conv_dgrad_relu": "mask"}.get(call.op) or epilogue_function(call)
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def launch_filters(kind: str, packed: Any, values: Any, rows: int, columns: int)
     return Launch(filter_kernel(kind), blocks(count, THREADS), THREADS, (packed, values, *sizes))
 
 
-def launch_images(kind: str, values: Any, b: Any, after: str, other: Any, y: Any, first: int, tiles: int, H: int, W: int, K: int) -> Launch:
+def launch_images(kind: str, values: Any, b: Any, after: Any, other: Any, y: Any, first: int, tiles: int, H: int, W: int, K: int) -> Launch:
     """y, of images of H×W before a pooling, from the Winograd-domain values of the tiles `first` …; b and other are None where there is none."""
     sizes = (np.int32(v) for v in (first, tiles, H, W, K // 4))
     args = (values, y if b is None else b, y if other is None else other, y, *sizes)
@@ -179,11 +184,11 @@ def transformed(call: Call, last: Callable[[Any, int, int], Launch]) -> list[Lau
 
 def bind(call: Call) -> list[Launch]:
     """fprop or dgrad, plain or fused."""
-    c, after = shape_of(call), AFTER.get(call.op, "")
+    c, after = shape_of(call), _after(call)
     target = c.K if "fprop" in call.op else c.C
     third = call.ins[2] if len(call.ins) == 3 else None
     bias = None if after == "mask" else third
-    other = {"mask": third, "pool": call.outs[-1]}.get(after)
+    other = third if after == "mask" else call.outs[-1] if after == "pool" else None
     return transformed(call, lambda m, first, tiles: launch_images("winograd", m, bias, after, other, call.outs[0], first, tiles, c.H, c.W, target))
 
 
@@ -232,7 +237,9 @@ def traffic_of(call: Call, last: Callable[[int], Traffic]) -> list[Traffic]:
 def traffic(call: Call) -> list[Traffic]:
     """Bytes of `bind`."""
     target = shape_of(call).K if "fprop" in call.op else shape_of(call).C
-    return traffic_of(call, lambda tiles: images_traffic("winograd", tiles, target, AFTER.get(call.op, "")))
+    return traffic_of(
+        call, lambda tiles: images_traffic("winograd", tiles, target, {"conv_relu_pool_fprop": "pool", "conv_dgrad_relu": "mask"}.get(call.op))
+    )
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:

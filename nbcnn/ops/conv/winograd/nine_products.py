@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.gpu.target import Target
+from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.winograd.engine import BYTES, LEAST_TILES, Scratch, WinogradTile, launch_filters, launch_images, launch_input
 from nbcnn.ops.conv.winograd.product import launch_rows, rows_traffic
@@ -67,7 +68,7 @@ def scratch(call: Call) -> int:
 def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), w (K,C,3,3), b (K) -> y (N,K,2H,2W)."""
     (N, C, H, W), K, tile = call.in_shapes[0], call.in_shapes[1][0], call.tile
-    after, room = "relu" if call.op == "upconv_relu_fprop" else "", Scratch(call)
+    after, room = epilogue_function(call), Scratch(call)
     u, v, m = (room.take(size) for size in _sizes(call))
     made = [launch_filters("doubled", call.packed, u, C, K)]
     for first in range(0, N * H * W, tile.images * H * W):
@@ -94,7 +95,7 @@ def traffic(call: Call) -> list[Traffic]:
         made += [
             input_traffic("doubled", tiles, H, W, C),
             rows_traffic(VALUES, tiles, K, C, tile.product),
-            images_traffic("doubled", tiles, K, "relu"),
+            images_traffic("doubled", tiles, K, None),
         ]
     return made
 

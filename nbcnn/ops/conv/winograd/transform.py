@@ -12,7 +12,7 @@ import functools
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
-from nbcnn.ops.activations.relu import relu
+from nbcnn.ops.activations.table import applied
 from nbcnn.ops.conv.frame.pooling import store_pooled
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.traffic import Traffic, once, windows
@@ -199,10 +199,10 @@ def output_tile(kind: str, bias: bool) -> Any:
 
 
 @functools.cache
-def image_kernel(kind: str, bias: bool, after: str) -> Any:
-    """Images of Winograd-domain values: Aᵀ m A or Q m Qᵀ (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
+def image_kernel(kind: str, bias: bool, after: Any) -> Any:
+    """Images of Winograd-domain values: Aᵀ m A or Q m Qᵀ (+ b), then nothing, an activation, "mask" or "pool" (im2col.Window says what these are)."""
     make, store_window = output_tile(kind, bias), store_pooled(True)
-    RELU, MASK, POOL = after == "relu", after == "mask", after == "pool"
+    (ACTIVATES, activate), MASK, POOL = applied(after), after == "mask", after == "pool"
 
     @jit(launch_bounds=(THREADS, 2))
     def winograd_image_kernel(values, b, other, y, first, tiles, H, W, groups):
@@ -230,9 +230,9 @@ def image_kernel(kind: str, bias: bool, after: str) -> Any:
                     v = load4(other, at)
                     for q in range(4):
                         out[4 * pixel + q] = out[4 * pixel + q] if v[q] > 0.0 else 0.0
-                if RELU:
+                if ACTIVATES:
                     for q in range(4):
-                        out[4 * pixel + q] = relu(out[4 * pixel + q])
+                        out[4 * pixel + q] = activate(out[4 * pixel + q])
                 store4(y, at, out[4 * pixel], out[4 * pixel + 1], out[4 * pixel + 2], out[4 * pixel + 3])
 
     return winograd_image_kernel
@@ -252,7 +252,7 @@ def filters_traffic(kind: str, rows: int, columns: int) -> Traffic:
     return once(4 * 9 * rows * columns, 4 * VALUES[kind] * rows * columns)
 
 
-def images_traffic(kind: str, tiles: int, K: int, after: str) -> Traffic:
+def images_traffic(kind: str, tiles: int, K: int, after: Any) -> Traffic:
     """Bytes of `image_kernel`: Winograd-domain values of tiles of 2×2 pixels; a pooled tile is one pixel, and a byte of index for 4 channels."""
     read = 4 * VALUES[kind] * tiles * K + (16 * tiles * K if after == "mask" else 0)
     return once(read, tiles * (4 * K + K // 4) if after == "pool" else 16 * tiles * K)

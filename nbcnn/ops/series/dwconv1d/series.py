@@ -23,7 +23,7 @@ from typing import Any
 
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Shape
-from nbcnn.ops.kernel.elementwise import supports as within_int32
+from nbcnn.ops.kernel.maps import supports as within_int32
 from nbcnn.plan.shapes import numel
 
 

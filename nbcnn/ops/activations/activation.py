@@ -1,0 +1,73 @@
+"""What an activation is made of: an entry of the table (table.py), from which its ops, kernels, epilogues and cases follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from nbcnn.gpu.language import jit
+from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.maps import launch_map
+
+
+@cache
+def frozen(function: Any, values: tuple[float, ...]) -> Any:
+    """The device function of `function`(x, *values) or (dy, saved, *values), without `values`, which are constants of its code."""
+    if not values:
+        return function
+    first, second = (*values, 0.0)[:2]
+    COUNT = len(values)
+
+    @jit(device=True)
+    def with_parameters(*elements):
+        if COUNT == 1:
+            return function(*elements, first)
+        return function(*elements, first, second)
+
+    return with_parameters
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An element-wise function f with its derivative.
+
+    function, gradient  f for one element, a device function (x, *parameters) -> y, and what multiplies by its slope, (dy, saved, *parameters) -> dx.
+    reads               what `saved` is: "x", or "y", which is alive anyway as the next layer's input. Reading y suits an f whose slope
+                        follows from its value.
+    parameters          f's parameters in the order of its arguments, at most two, with the values that its cases have.
+    fprop, dgrad        the NumPy references: (x, y, **parameters) and (dy, saved, dx, **parameters), which write y and dx.
+    """
+
+    name: str
+    function: Any
+    gradient: Any
+    reads: str
+    fprop: Callable[..., None]
+    dgrad: Callable[..., None]
+    parameters: Mapping[str, float] = field(default_factory=dict)
+
+    def values(self, attrs: Mapping[str, Any]) -> tuple[float, ...]:
+        """The parameters of a step, in the order of f's arguments."""
+        return tuple(float(attrs[name]) for name in self.parameters)
+
+    def attrs_of(self, attrs: Mapping[str, Any]) -> dict[str, float]:
+        """The parameters of a step by their names, without what else its attributes say."""
+        return {name: float(attrs[name]) for name in self.parameters}
+
+    def of(self, attrs: Mapping[str, Any]) -> Any:
+        """f with the parameters of a step: a device function x -> y, for a map or an epilogue."""
+        return frozen(self.function, self.values(attrs))
+
+    def gradient_of(self, attrs: Mapping[str, Any]) -> Any:
+        """The device function (dy, saved) -> dx with the parameters of a step."""
+        return frozen(self.gradient, self.values(attrs))
+
+    def bind_fprop(self, call: Call) -> list[Launch]:
+        """x -> y. One launch."""
+        return launch_map(f"{self.name}_fprop_kernel", self.of(call.attrs), call)
+
+    def bind_dgrad(self, call: Call) -> list[Launch]:
+        """dy, saved -> dx. One launch."""
+        return launch_map(f"{self.name}_dgrad_kernel", self.gradient_of(call.attrs), call)
