@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli import bench_nets, bench_op
+from nbcnn.cli import bench_nets, bench_op, paths
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
 from nbcnn.files.errors import UsageError
@@ -95,7 +95,14 @@ def parser() -> Parser:
         "256, scaling 1024, nets their own, predict 1, 64 and 1024",
         "images",
     )
-    flag(group, "--model", str, "nets, predict: networks by name, or file.py:function of your own, with commas between them", "all", metavar="NAME,…")
+    flag(
+        group,
+        "--model",
+        paths.FUNCTIONS,
+        "nets, predict: networks by name, or file.py:function of your own, with commas between them",
+        "all",
+        metavar="NAME,…",
+    )
     flag(group, "--image", bench_nets.image, "nets, predict: channels, height and width for a network of your own", "3,32,32")
     flag(group, "--breakdown", bool, "nets: where the time of our step goes, by op and by step", "off")
     flag(group, "--recompute", bool, "nets: outputs of norms are made again in the backward pass instead of being kept", "off")
@@ -141,7 +148,7 @@ def parser() -> Parser:
         "step: eager,graph,compile; nets, predict: graph,compile",
     )
     group = made.add_argument_group("output")
-    flag(group, "--chart", str, "warmup: write the picture to this file", "none", metavar="FILE")
+    flag(group, "--chart", paths.WRITES_TEXT, "warmup: write the picture to this file", "none", metavar="FILE")
     results_flags(group)
     compare_flag(group)
     return made

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, some_of
 from nbcnn.files.errors import UsageError
@@ -54,7 +55,14 @@ def parser() -> Parser:
     flag(group, "--arch", some_of(*ARCHITECTURES), "compile for GPUs of these architectures, which need not be here", "this machine's GPU")
     numbers = "choose tiles for GPUs of so many multiprocessors; with --arch"
     flag(group, "--multiprocessors", _counts, numbers, "those of the usual GPUs of each architecture", metavar="N,…")
-    flag(group, "--into", str, "write to a folder for the package nbcnn_kernels instead of this user's", "this user's folder", metavar="DIR")
+    flag(
+        group,
+        "--into",
+        paths.FOLDER_TEXT,
+        "write to a folder for the package nbcnn_kernels instead of this user's",
+        "this user's folder",
+        metavar="DIR",
+    )
     flag(made.add_argument_group("output"), "--json", bool, "print one line of JSON", "off")
     return made
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.baselines import PIXELS, baselines, data_dir_of, same_images, untrained_encoder
 from nbcnn.cli.errors import OK
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, some_of
@@ -37,14 +38,17 @@ KERNELS = ("rbf", "mirrored")
 ENCODER = "encoder"
 
 
+OUT = paths.PathArgument("folder", own=paths.CLASSIFIER, recorded=True)
+
+
 def add_parser() -> Parser:
     """The parser of this command."""
     parser = Parser("python -m nbcnn classify", SUMMARY, EXAMPLES, "FEATURES")
-    parser.add_argument("features", metavar="FEATURES", type=Path, help="folder that extract_features.py wrote")
+    parser.add_argument("features", metavar="FEATURES", type=paths.recorded(paths.READS), help="folder that extract_features.py wrote")
     data = parser.add_argument_group("data")
     flag(data, "--limit", count(1), "use the first N training and the first N test images", "all", "images")
     flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", "off")
-    flag(data, "--data-dir", Path, "where the images are, for --baselines and --pictures", "the run's", metavar="DIR")
+    flag(data, "--data-dir", paths.DATA, "where the images are, for --baselines and --pictures", "the run's", metavar="DIR")
     model = parser.add_argument_group("model")
     flag(model, "--machine", one_of("svm", "ridge"), "svm: exact, one class against one; ridge: least squares, one matrix", "svm")
     flag(model, "--lambda", real(0, exclusive=True), "of ridge: what is added to the kernel's diagonal", 0.1)
@@ -63,7 +67,7 @@ def add_parser() -> Parser:
     what = "choose these by a tenth of the training images, never by the test images; C of svm, lambda of ridge"
     flag(model, "--search", some_of("C", "gamma", "lambda"), what, "off")
     output = parser.add_argument_group("output")
-    flag(output, "--out", Path, "folder for classify.json, confusion.png and classifier.safetensors", "FEATURES/classify", metavar="DIR")
+    flag(output, "--out", OUT, "folder for classify.json, confusion.png and classifier.safetensors", "FEATURES/classify", metavar="DIR")
     flag(output, "--pictures", bool, "draw filters.png, neighbours.png and map.png of the features, too", "off")
     flag(output, "--portable", bool, "put the support vectors into the classifier's file, which then needs no features", "off")
     flag(output, "--json", bool, "print one line of JSON instead of tables", "off")
@@ -74,7 +78,7 @@ def add_parser() -> Parser:
     flag(
         system,
         "--scratch",
-        Path,
+        paths.KEEPS,
         "without a GPU: folder for the kernel matrix; 7.5 GB for CIFAR-10",
         "the --out folder",
         metavar="DIR",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of
 from nbcnn.files.suggest import called
@@ -22,8 +22,8 @@ EXAMPLES = (
 def parser() -> Parser:
     """The parser of this command."""
     made = Parser(called("export"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN FILE.onnx")
-    made.add_argument("run", metavar="RUN", help="run folder, checkpoint, or file of a saved model")
-    made.add_argument("file", metavar="FILE.onnx", type=Path, help="file to write")
+    made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder, checkpoint, or file of a saved model")
+    made.add_argument("file", metavar="FILE.onnx", type=paths.WRITES, help="file to write")
     group = made.add_argument_group("model")
     flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", "last")
     flag(group, "--batch", count(1), "examples that the file's network takes at a time", "any number", "examples")

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
 from nbcnn.cli.part import Part
 from nbcnn.cli.together import together
@@ -31,6 +32,8 @@ EXAMPLES = (
     "extract RUN --mirror                          also of the mirrored images, which classify then takes too",
     "extract RUN --images photographs --out features/mine",
 )
+IMAGES = paths.PathArgument("images", str, parts=paths.with_commas)
+OUT = paths.PathArgument("folder", str, own=paths.FEATURES)
 LINE_SECONDS = 10.0
 """Without a terminal, a progress line at most this often."""
 
@@ -39,20 +42,20 @@ def parser() -> Parser:
     """The parser; a flag that is not given parses as None."""
     summary = "Write the encoder's features of a run's own images, training and test, or of other images."
     made = Parser(called("extract"), summary, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN")
-    made.add_argument("run", metavar="RUN", help="run folder")
+    made.add_argument("run", metavar="RUN", type=paths.recorded(paths.READS_TEXT), help="run folder")
     group = made.add_argument_group("data")
     flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", "last")
-    flag(group, "--images", str, "image files or folders of them, with commas between, instead of the data set", "the run's", metavar="PATH")
+    flag(group, "--images", IMAGES, "image files or folders of them, with commas between, instead of the data set", "the run's", metavar="PATH")
     flag(group, "--at", str, "layer whose output the features are (conv1, pool2, …)", "the code of a ready-made model", metavar="LAYER")
     flag(group, "--mirror", bool, "also store the features of the mirrored images, for the mirrored kernel of classify", "off")
-    flag(group, "--data-dir", str, "folder with the data set's files", "the run's", metavar="DIR")
+    flag(group, "--data-dir", paths.DATA_TEXT, "folder with the data set's files", "the run's", metavar="DIR")
     flag(group, "--limit", count(1), "only the first N images of each split", "as many as the run took", "images")
     inference_flags(made, "the run's, where this machine has it")
     group = made.add_argument_group("output")
     flag(
         group,
         "--out",
-        str,
+        OUT,
         "folder for the features; features in it are replaced when the new ones are complete",
         "features/<dataset>",
         metavar="DIR",

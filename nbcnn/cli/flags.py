@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from nbcnn import __version__
-from nbcnn.cli import errors
+from nbcnn.cli import errors, paths
 from nbcnn.files.quote import printable, quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.plan import names
@@ -51,7 +51,13 @@ class Parser(argparse.ArgumentParser):
             name = unknown[0].split("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
             self.error(f"no flag or argument {quoted(unknown[0])}{nearest(name, known) if name.startswith('-') else ''}")
+        self.check_paths((self, parsed))
         return parsed
+
+    def check_paths(self, *parsed: tuple[argparse.ArgumentParser, Any]) -> None:
+        """Exit 2 if one of the paths that were given would replace another, or a file of a run (`paths.complaint`)."""
+        if found := paths.complaint(*parsed):
+            self.error(found)
 
     def error(self, message: str) -> NoReturn:
         print(printable(f"nbcnn: error: {message}\n  {self.prog} --help lists every flag"), file=sys.stderr)
@@ -85,13 +91,20 @@ def inference_flags(made: Any, precision: str) -> None:
 def results_flags(group: Any) -> None:
     """Add the flags of commands that measure: --save, --results, --json."""
     flag(group, "--save", bool, "keep the rows in the device's results file (nbcnn/lab/results)", "off")
-    flag(group, "--results", str, "another folder for results files", "nbcnn/lab/results", metavar="DIR")
+    flag(group, "--results", paths.KEEPS_TEXT, "another folder for results files", "nbcnn/lab/results", metavar="DIR")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
 
 
 def compare_flag(group: Any) -> None:
     """Add --compare, for commands whose rows can be held against an older results file (`nbcnn.lab.measure.regressions`)."""
-    flag(group, "--compare", str, "flag what became slower beyond the spread since this results file; exit 1 then", "none", metavar="OLD.json")
+    flag(
+        group,
+        "--compare",
+        paths.READS_TEXT,
+        "flag what became slower beyond the spread since this results file; exit 1 then",
+        "none",
+        metavar="OLD.json",
+    )
 
 
 def one_of(*names: str) -> Callable[[str], str]:

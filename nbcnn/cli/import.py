@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
 from nbcnn.files.quote import quoted
@@ -30,8 +30,8 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 def parser() -> Parser:
     """The parser of this command."""
     made = Parser(called("import"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "FILE.onnx FILE.safetensors")
-    made.add_argument("source", metavar="FILE.onnx", type=Path, help="ONNX file to read, of opset 7 to 28")
-    made.add_argument("file", metavar="FILE.safetensors", type=Path, help="file of the model to write")
+    made.add_argument("source", metavar="FILE.onnx", type=paths.READS, help="ONNX file to read, of opset 7 to 28")
+    made.add_argument("file", metavar="FILE.safetensors", type=paths.WRITES, help="file of the model to write")
     group = made.add_argument_group("model")
     flag(group, "--shape", _shape, "shape of an example of an input that the file leaves open", "the file's", metavar="NAME=C,H,W")
     flag(group, "--whole", bool, "an input is one example as a whole; else its first axis counts examples", "off")

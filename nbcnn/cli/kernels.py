@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of, some_of
 from nbcnn.files import atomic
@@ -46,7 +47,7 @@ def parser() -> Parser:
     flag(group, "--registers", bool, "count no instructions, which takes a second compilation where no nvdisasm is", "off")
     flag(group, "--quiet", bool, "no progress", "off")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
-    flag(group, "--page", str, "write the page of all kernels and who launches them instead, a few minutes", "off", metavar="FILE")
+    flag(group, "--page", paths.WRITES_TEXT, "write the page of all kernels and who launches them instead, a few minutes", "off", metavar="FILE")
     return made
 
 

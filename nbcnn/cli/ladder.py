@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import Parser, compare_flag, count, flag, results_flags
 from nbcnn.files.errors import UsageError
@@ -27,7 +28,7 @@ def parser() -> Parser:
     flag(group, "--batch", count(1), "images per training step", "256, with --hopper 1024", "images")
     flag(group, "--hopper", bool, "one convolution instead, in six kernels from im2col to TMA, wgmma and warp roles (docs/hopper-ladder.md)", "off")
     group = made.add_argument_group("output")
-    flag(group, "--chart", str, "write the chart to this PNG file", "none", metavar="FILE")
+    flag(group, "--chart", paths.WRITES_TEXT, "write the chart to this PNG file", "none", metavar="FILE")
     results_flags(group)
     compare_flag(group)
     return made

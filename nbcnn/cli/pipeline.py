@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.classify import steps
 from nbcnn.cli.errors import DIVERGED, OK, USAGE, exit_code
 from nbcnn.cli.flags import Parser, flag, one_of, some_of
@@ -45,6 +46,7 @@ EXAMPLES = (
     "pipeline --resume cifar                             goes on where it ended",
     "launch --nproc 4 pipeline --dataset cifar10         four GPUs train and extract, the first one classifies",
 )
+OUT = paths.PathArgument("folder", own=paths.PIPELINE, recorded=True)
 SHARED_WORK = (
     "pipeline: all ranks train and extract together; rank 0 alone writes the files and, where there is a GPU, trains the classifier "
     "(without one all ranks solve its pairs of classes)"
@@ -67,8 +69,15 @@ def parser() -> Parser:
     flag(group, "--portable", bool, "put the support vectors into the classifier's file, which then needs no features", "off")
     group = made.add_argument_group("output")
     what = "folder, with run/, features/ and features/classify/ in it; a pipeline that was begun there continues"
-    flag(group, "--out", Path, what, "pipelines/<date-time>", metavar="DIR")
-    flag(group, "--resume", Path, "continue the pipeline in this folder, with the flags that it was begun with", "a new one", metavar="DIR")
+    flag(group, "--out", OUT, what, "pipelines/<date-time>", metavar="DIR")
+    flag(
+        group,
+        "--resume",
+        paths.recorded(paths.AMENDS),
+        "continue the pipeline in this folder, with the flags that it was begun with",
+        "a new one",
+        metavar="DIR",
+    )
     return made
 
 
@@ -90,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
             return getattr(error, "exit_code", 3)
         own, rest = made.parse_known_args([*begun, *words])
     given = train_flags.parse(rest)  # a mistake ends it here, in train's words
+    made.check_paths((made, own), (train_flags.parser(), given))
     if given.explain:
         made.error("--explain is of train alone: give it to that")
     if begun:

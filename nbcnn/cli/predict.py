@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import DATA, OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
 from nbcnn.files.quote import printable
@@ -36,17 +37,24 @@ SHOWN = 32
 def parser() -> Parser:
     """The parser of this command."""
     made = Parser(called("predict"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN IMAGES…")
-    made.add_argument("run", metavar="RUN", help="run folder, checkpoint, or file of a saved model")
-    made.add_argument("images", metavar="IMAGES", nargs="+", help="image files, or folders of them")
+    made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder, checkpoint, or file of a saved model")
+    made.add_argument("images", metavar="IMAGES", nargs="+", type=paths.IMAGE_FILES, help="image files, or folders of them")
     group = made.add_argument_group("model")
     flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", "last, or the one that --classifier is of")
-    flag(group, "--classifier", Path, "classify by this file of nbcnn classify, on the features of RUN's encoder", "none", metavar="FILE")
+    flag(group, "--classifier", paths.READS, "classify by this file of nbcnn classify, on the features of RUN's encoder", "none", metavar="FILE")
     inference_flags(made, "the file's, where this machine has it")
     group = made.add_argument_group("output")
     flag(group, "--top", count(1), "of a classifier: so many classes for each image", "1; of pixels all that are found", "classes")
-    flag(group, "--masks", Path, "of a network that classifies pixels: write a mask of each image, NAME.png, into this folder", "none", metavar="DIR")
-    flag(group, "--csv", Path, "also write the results into this file", "none", metavar="FILE")
-    flag(group, "--picture", Path, f"draw the first {SHOWN} images with their results, as PNG", "none", metavar="FILE")
+    flag(
+        group,
+        "--masks",
+        paths.FOLDER,
+        "of a network that classifies pixels: write a mask of each image, NAME.png, into this folder",
+        "none",
+        metavar="DIR",
+    )
+    flag(group, "--csv", paths.WRITES, "also write the results into this file", "none", metavar="FILE")
+    flag(group, "--picture", paths.WRITES, f"draw the first {SHOWN} images with their results, as PNG", "none", metavar="FILE")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
     flag(group, "--quiet", bool, "no progress on stderr", "off")
     return made

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
 
@@ -22,19 +23,26 @@ EXAMPLES = (
 
 def parser() -> Parser:
     made = Parser("python -m nbcnn report", SUMMARY, EXAMPLES, "RUN|BENCH")
-    made.add_argument("target", metavar="RUN|BENCH", type=Path, help="a run folder, a results file, or a device in nbcnn/lab/results")
+    made.add_argument("target", metavar="RUN|BENCH", type=paths.READS, help="a run folder, a results file, or a device in nbcnn/lab/results")
     group = made.add_argument_group("data")
-    flag(group, "--features", Path, "RUN: the features whose classification to show", "features/<data set>, if made from this run", metavar="DIR")
+    flag(
+        group,
+        "--features",
+        paths.READS,
+        "RUN: the features whose classification to show",
+        "features/<data set>, if made from this run",
+        metavar="DIR",
+    )
     flag(
         group,
         "--bench",
-        Path,
+        paths.READS,
         "RUN: the results file for ladder, roofline and benchmarks",
         "that of the run's device in nbcnn/lab/results",
         metavar="FILE",
     )
     group = made.add_argument_group("output")
-    flag(group, "--out", Path, "the HTML file", "RUN/report.html, or <device>.html here", metavar="FILE")
+    flag(group, "--out", paths.WRITES, "the HTML file", "RUN/report.html, or <device>.html here", metavar="FILE")
     flag(group, "--json", bool, "print one line of JSON: the file, its size, what was not measured", "off")
     return made
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import ENGINES, GPU_MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags
 from nbcnn.plan.names import PRECISIONS
@@ -33,7 +34,7 @@ def parser() -> Parser:
     group = made.add_argument_group("measurement")
     flag(group, "--ncu", bool, "count the DRAM bytes of every kernel with NVIDIA's ncu and print the model's error, instead of timing", "off")
     group = made.add_argument_group("output")
-    flag(group, "--chart", str, "write the roofline to this PNG or SVG file", "none", metavar="FILE")
+    flag(group, "--chart", paths.WRITES_TEXT, "write the roofline to this PNG or SVG file", "none", metavar="FILE")
     results_flags(group)
     return made
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, results_flags, some_of
 
@@ -23,7 +24,7 @@ EPOCHS, SEEDS = 10, 5
 def parser() -> Parser:
     made = Parser("python -m nbcnn study cifar94", "Train CIFAR-10 in seconds as examples/cifar94.py does, beside its twin in PyTorch.", EXAMPLES)
     group = made.add_argument_group("data")
-    flag(group, "--data-dir", str, "folder with CIFAR-10", "data", metavar="DIR")
+    flag(group, "--data-dir", paths.DATA_TEXT, "folder with CIFAR-10", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     group = made.add_argument_group("study")
     flag(group, "--seeds", count(1), "trainings of each form", SEEDS)

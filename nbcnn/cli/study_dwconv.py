@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import GPU_MODES, OWN_PRECISION, Parser, count, flag, one_of, real, results_flags, some_of
 from nbcnn.plan.names import DWCONV, PRECISIONS
@@ -57,7 +58,7 @@ def parser() -> Parser:
     flag(group, "--mode", one_of(*GPU_MODES), "how its other layers are computed", "im2col")
     flag(group, "--precision", one_of(*PRECISIONS), "what their multiplications round to", OWN_PRECISION)
     group = made.add_argument_group("output")
-    flag(group, "--chart", str, "draw the first shape's times and roofline into this PNG or SVG file", "none", metavar="FILE")
+    flag(group, "--chart", paths.WRITES_TEXT, "draw the first shape's times and roofline into this PNG or SVG file", "none", metavar="FILE")
     results_flags(group)
     return made
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import Parser, count, flag, real, some_of
 from nbcnn.files import atomic
@@ -30,7 +31,7 @@ def parser() -> Parser:
     flag(group, "--tiles", count(1), "time so many tiles of every implementation", 1)
     flag(group, "--seconds", real(0), "begin nothing new after so many seconds; steps with the largest share of a network's time come first", SECONDS)
     out = made.add_argument_group("output")
-    flag(out, "--out", str, "write the rows into this file, JSON, also when the study ends early", "none", metavar="FILE.json")
+    flag(out, "--out", paths.WRITES_TEXT, "write the rows into this file, JSON, also when the study ends early", "none", metavar="FILE.json")
     flag(out, "--json", bool, "print one line of JSON instead of the table", "off")
     return made
 

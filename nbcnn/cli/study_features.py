@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import MODE_CPU, OK, guarded
 from nbcnn.cli.flags import MODES, Parser, count, flag, one_of, results_flags, some_of
 from nbcnn.files.errors import UsageError
@@ -24,8 +25,8 @@ EXAMPLES = (
 def parser() -> Parser:
     made = Parser("python -m nbcnn study features", "Accuracy on features of trained encoders and of controls, by number of labels.", EXAMPLES)
     group = made.add_argument_group("data")
-    flag(group, "--dataset", str, "labelled images", "cifar10")
-    flag(group, "--data-dir", str, "folder with the data set's files", "data", metavar="DIR")
+    flag(group, "--dataset", paths.DATASET_TEXT, "labelled images", "cifar10")
+    flag(group, "--data-dir", paths.DATA_TEXT, "folder with the data set's files", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     group = made.add_argument_group("study")
     rows = "pixels, random, plain, plain-processed, random-whitened, features, patches, patches2"
@@ -37,9 +38,16 @@ def parser() -> Parser:
     flag(group, "--search-images", count(20), "training images by which C or lambda, and gamma, are chosen", 20_000, "images")
     flag(group, "--epochs", count(1), "passes of every training", "the recipe's")
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "auto")
-    flag(group, "--scratch", Path, "new folder for the runs, which are kept there", "a temporary one", metavar="DIR")
+    flag(group, "--scratch", paths.FOLDER, "new folder for the runs, which are kept there", "a temporary one", metavar="DIR")
     output = made.add_argument_group("output")
-    flag(output, "--pictures", Path, "draw filters, nearest neighbours and a map of every row into subfolders of this one", "none", metavar="DIR")
+    flag(
+        output,
+        "--pictures",
+        paths.FOLDER,
+        "draw filters, nearest neighbours and a map of every row into subfolders of this one",
+        "none",
+        metavar="DIR",
+    )
     results_flags(output)
     return made
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, results_flags, some_of
 from nbcnn.files.errors import UsageError
@@ -83,7 +84,7 @@ def parser(study: str) -> Parser:
     flag(group, "--seconds", real(0.0, exclusive=True), "sample one case and way to launch for at most so long", 0.5, "seconds")
     flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch's and Triton's forms in the same turns", "torch where it is installed")
     group = made.add_argument_group("output")
-    flag(group, "--out", str, "write heatmaps and a CSV beside each into this folder", "none", metavar="DIR")
+    flag(group, "--out", paths.FOLDER_TEXT, "write heatmaps and a CSV beside each into this folder", "none", metavar="DIR")
     results_flags(group)
     return made
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import MODE_CPU, OK, guarded
 from nbcnn.cli.flags import MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags
 from nbcnn.files.errors import UsageError
@@ -25,7 +26,7 @@ def parser() -> Parser:
     made = Parser("python -m nbcnn study mnist", "Train the MNIST classifier over several seeds; time its step beside PyTorch's.", EXAMPLES)
     group = made.add_argument_group("data")
     flag(group, "--dataset", one_of(*SETS), "labelled images", "mnist")
-    flag(group, "--data-dir", str, "folder with the data set's files", "data", metavar="DIR")
+    flag(group, "--data-dir", paths.DATA_TEXT, "folder with the data set's files", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     group = made.add_argument_group("study")
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "im2col")

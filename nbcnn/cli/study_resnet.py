@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli import paths
 from nbcnn.cli.errors import MODE_CPU, OK, guarded
 from nbcnn.cli.flags import MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags, some_of
 from nbcnn.plan.names import PRECISIONS
@@ -25,7 +25,7 @@ def parser() -> Parser:
     made = Parser("python -m nbcnn study resnet", "Train ResNet-18 by the recipe of train --model resnet18, beside PyTorch's twin.", EXAMPLES)
     group = made.add_argument_group("data")
     flag(group, "--dataset", one_of("cifar10", "digits", "shapes"), "labelled images", "cifar10")
-    flag(group, "--data-dir", str, "folder with the data set's files", "data", metavar="DIR")
+    flag(group, "--data-dir", paths.DATA_TEXT, "folder with the data set's files", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     group = made.add_argument_group("study")
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "auto")
@@ -37,7 +37,7 @@ def parser() -> Parser:
     forms = "PyTorch's forms: a CUDA graph, torch.compile and max-autotune inside one, step by step; in bf16"
     flag(group, "--peers", some_of(*PEERS), forms, "graph where PyTorch is installed")
     group = made.add_argument_group("output")
-    flag(group, "--out", Path, "also write the rows into this file, as JSON, after every training", "none", metavar="FILE")
+    flag(group, "--out", paths.WRITES, "also write the rows into this file, as JSON, after every training", "none", metavar="FILE")
     results_flags(group)
     return made
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli import settings, train_loss
+from nbcnn.cli import paths, settings, train_loss
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, count, device, flag, one_of, real
 from nbcnn.cli.recipes import (
     ALL,
@@ -72,6 +72,13 @@ RESOLVED = frozenset({"dataset", "mode", "precision"})
 ADDED_LATER = frozenset({"weights", "resident", "recompute", "patience", "device", *UNBOUND_BY_DEFAULT})
 """Flags that earlier versions did not have; their runs resume with the default."""
 
+FILES = paths.PathArgument("images", str, recorded=True, parts=paths.of_dataset)
+"""The path of one's own images or arrays, in --dataset."""
+FUNCTION = paths.PathArgument("reads", str, recorded=True, parts=paths.of_function)
+"""The file of a function, in --model."""
+OUT = paths.PathArgument("folder", str, own=paths.RUN)
+"""A run's folder, of which `train_run.start` says that it is taken."""
+
 
 def parser() -> Parser:
     """The parser of train.py; a flag that is not given parses as None."""
@@ -90,7 +97,7 @@ def parser() -> Parser:
     )
     flag(group, "--size", size, "scale the images of folder:PATH to this many pixels: 64, or 48x64 (rows×columns)", "as they are", metavar="N")
     flag(group, "--test-share", real(0, below=1, exclusive=True), "part of the images set aside for tests, where there is no test/", 0.1)
-    flag(group, "--data-dir", str, "folder with the data set's files; downloads go there", "data", metavar="DIR")
+    flag(group, "--data-dir", paths.recorded(paths.DATA_TEXT), "folder with the data set's files; downloads go there", "data", metavar="DIR")
     flag(group, "--limit", limit, "use only the first N images of each split", f"all; on a CPU {ON_CPU['limit']:,}", "images")
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
     flag(group, "--augment", augment, "change training images at random: flip, flip:alternate, crop:4 (shift up to 4 pixels), cutout:8", "off")
@@ -133,7 +140,14 @@ def parser() -> Parser:
     flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", DEFAULTS["kernel_init"])
     inits = "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in); kmeans: atoms of the images' patches, layer by layer, the decoder as torch"
     flag(group, "--init", one_of("torch", "he", "kmeans"), inits, base["init"])
-    flag(group, "--weights", str, "start from the weights of this run, or of this checkpoint of a run, of the same network", "--init", metavar="RUN")
+    flag(
+        group,
+        "--weights",
+        paths.recorded(paths.READS_TEXT),
+        "start from the weights of this run, or of this checkpoint of a run, of the same network",
+        "--init",
+        metavar="RUN",
+    )
     flag(group, "--freeze", str, "leave these parameters as they are: conv1, conv*, *.bias; several with commas", "none", metavar="PATTERN")
     flag(group, "--sparse", count(1), "of the code's channels only the N largest of each pixel pass on to the decoder", "all", "channels")
     flag(group, "--seed", count(0, 2**63), "seed of first weights, order of images and flips", 0)
@@ -229,13 +243,15 @@ def parser() -> Parser:
     flag(group, "--explain", bool, "print the layers, the planned memory and the plan, then stop", "off")
 
     group = made.add_argument_group("output")
-    flag(group, "--out", str, "new folder for the run", "runs/<date-time>-<dataset>-<mode>", metavar="DIR")
-    flag(group, "--resume", str, "continue the run in this folder, or from this checkpoint of a run", "a new run", metavar="RUN")
+    flag(group, "--out", OUT, "new folder for the run", "runs/<date-time>-<dataset>-<mode>", metavar="DIR")
+    flag(group, "--resume", paths.AMENDS_TEXT, "continue the run in this folder, or from this checkpoint of a run", "a new run", metavar="RUN")
     flag(group, "--log-every", count(0), "read and print the loss every N training steps; 0: about once a second", 0, "steps")
     flag(group, "--save-every", count(0), "save within an epoch every N training steps; 0: after each epoch", 0, "steps")
 
     group = made.add_argument_group("system")
-    flag(group, "--config", str, "settings from this TOML file: flags by their names; the command line goes first", "none", metavar="FILE")
+    flag(
+        group, "--config", paths.READS_TEXT, "settings from this TOML file: flags by their names; the command line goes first", "none", metavar="FILE"
+    )
     device(group)
     flag(group, "--json", bool, "print the summary as one line of JSON", "off")
     flag(group, "--quiet", bool, "no header and no progress on stderr", "off")
@@ -250,9 +266,10 @@ def dataset(text: str) -> str:
     """A converter to the name of a data set; folder:PATH, npz:PATH and FILE.py:FUNCTION are looked for later."""
     from nbcnn.datasets import own
 
-    return text if own.is_own(text) else one_of(*DATASETS, *own.FORMS)(text)
+    return str(FILES(text)) if own.is_own(text) else one_of(*DATASETS, *own.FORMS)(text)
 
 
+dataset.path = FILES  # type: ignore[attr-defined]
 dataset.metavar = "{" + ",".join((*DATASETS, "folder:PATH", "npz:PATH", "FILE.py:FUNCTION")) + "}"  # type: ignore[attr-defined]
 
 
@@ -312,6 +329,7 @@ def parse(argv: Sequence[str] | None = None) -> SimpleNamespace:
     given = made.parse_args(argv)
     if given.config:
         settings.merge(made, given, given.config)
+        made.check_paths((made, given))
     return SimpleNamespace(**vars(given))
 
 
@@ -319,12 +337,13 @@ def _model(text: str) -> str:
     """A converter to the name of a model, or of a function that makes one; the function is looked for when the training starts."""
     where, colon, name = text.rpartition(":")
     if colon and where and name.isidentifier():
-        return text
+        return str(FUNCTION(text))
     if where.endswith(".py") or text.endswith(".py"):
         raise argparse.ArgumentTypeError(f"{quoted(text)} names no function: a network of your own is FILE.py:FUNCTION, such as model.py:network")
     return one_of(*MODELS, "FILE.py:FUNCTION")(text)
 
 
+_model.path = FUNCTION  # type: ignore[attr-defined]
 _model.metavar = "{" + ",".join(MODELS) + ",FILE:FUNCTION}"  # type: ignore[attr-defined]
 
 

@@ -23,7 +23,7 @@ from .training import FLAGS, continued, differences, finished, result
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FAILING = (errno.EIO, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE)
 CALLS = ("replace", "fsync")
-MOST = 40
+CALLS_A_TRAINING = 40
 """A training makes about so many of each of CALLS."""
 
 
@@ -68,7 +68,7 @@ def failing(name: str, numbers: range, error: int, met: Path) -> Iterator[None]:
 def failing_calls(pick: random.Random, folder: Path) -> None:
     """One call of a training fails, or all from one on; then it is continued where nothing fails."""
     asked, run, met, said = undisturbed()[0], folder / "run", folder / "met", folder / "said"
-    name, first, error = pick.choice(CALLS), pick.randrange(MOST), pick.choice(FAILING)
+    name, first, error = pick.choice(CALLS), pick.randrange(CALLS_A_TRAINING), pick.choice(FAILING)
     numbers = range(first, first + 1) if pick.random() < 0.5 else range(first, 1 << 30)
     what = f"{name} fails with {errno.errorcode[error]} from call {first}, {'once' if len(numbers) == 1 else 'for ever'}"
     words = [*FLAGS, "--out", run]

@@ -1,0 +1,189 @@
+"""Tests of paths on the command line: no output of any command may be an input, or a file of a run; every path is declared as what it is."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from pathlib import Path
+
+import pytest
+from scripts import exits, message, train
+
+from nbcnn.__main__ import COMMANDS
+from nbcnn.cli import export, flags, paths, predict, report, study
+from nbcnn.cli.extract import main as extract
+from nbcnn.cli.paths import CALLED, CLASSIFIER, FEATURES, IMAGES, KEPT, PIPELINE, RUN, PathArgument
+from nbcnn.datasets import image_files
+
+NO_PATHS = {"address", "at", "command", "device", "freeze", "labels", "models", "networks", "only", "op", "parts", "rest", "shape", "a", "b", "what"}
+"""Arguments of free text that are no paths."""
+FIRST = {"cache": ["list"], "bench": ["ops"], "study": ["gemm"], "compare": ["naive", "tiled"], "simulate": ["relu"]}
+"""Words that a command needs before its flags, and that are no paths."""
+
+
+class Found(Exception):
+    """Carries a parser out of its command."""
+
+
+def parser_of(command):
+    """The parser of "train", "study gemm", …, which has not parsed anything."""
+
+    def found(self, *_, **__):
+        raise Found(self)
+
+    name, *rest = command.split()
+    with pytest.MonkeyPatch.context() as patch:
+        for method in ("parse_args", "parse_known_args"):
+            patch.setattr(flags.Parser, method, found)
+        with pytest.raises(Found) as raised:
+            importlib.import_module(f"nbcnn.cli.{name}").main([*rest, "--json"])
+    return raised.value.args[0]
+
+
+ALL = [*COMMANDS, *(f"study {name}" for name in study.STUDIES)]
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_every_argument_that_may_be_a_path_says_what_it_is_for(command):
+    for action in parser_of(command)._actions:
+        if action.nargs != 0 and action.type in (None, str, Path):
+            assert action.dest in NO_PATHS, (
+                f"{command}: {action.option_strings or action.dest} is a path without a PathArgument, or free text to list here"
+            )
+
+
+OUTPUTS = [
+    (command, name, argument)
+    for command in ALL
+    for name, argument in paths.declared(parser_of(command)).items()
+    if isinstance(argument, PathArgument) and argument.use in ("file", "folder")
+]
+
+
+def test_there_are_outputs_of_many_commands():
+    found = {f"{command} {name}" for command, name, _ in OUTPUTS}
+    assert {"train --out", "predict --csv", "predict --masks", "export FILE.onnx", "report --out", "classify --out", "study gemm --out"} <= found
+    assert len(OUTPUTS) >= 20
+
+
+def words(command, given):
+    """A command line with the paths `given` by argument; every other path that the command cannot do without is a file of its own."""
+    made = parser_of(command)
+    line = list(FIRST.get(command.split()[0], [])) if " " not in command else []
+    for action in made._actions:
+        argument = getattr(action.type, "path", action.type)
+        name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+        if not isinstance(argument, PathArgument):
+            continue
+        if action.option_strings:
+            line += [name, given[name]] if name in given else []
+        else:
+            line.append(given.get(name, f"nowhere/{action.dest}"))
+    return made, line
+
+
+def refused(command, given, capsys):
+    """The sentence of a command line that is refused before anything is done."""
+    made, line = words(command, given)
+    with pytest.raises(SystemExit) as left:
+        made.parse_args([str(word) for word in line])
+    text = capsys.readouterr().err
+    assert left.value.code == 2
+    return text
+
+
+def spelt(argument, path):
+    """`path` as the argument takes it; empty if it takes no such path."""
+    texts = (f"folder:{path}", f"{path}:network", str(path))
+    return next((text for text in texts if path in map(Path, argument.parts(text))), "")
+
+
+@pytest.mark.parametrize(("command", "name", "argument"), OUTPUTS, ids=lambda value: value if isinstance(value, str) else value.use)
+def test_no_output_is_an_input_or_a_file_that_was_kept(command, name, argument, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "below").mkdir(parents=True)
+    (tmp_path / "net.py").write_text("x")
+    for place in ("a.png", "photos/b.png", "photos/below/c.JPG"):
+        (tmp_path / place).write_text("x")
+    (tmp_path / "link.png").symlink_to("a.png")
+    os.link(tmp_path / "a.png", tmp_path / "hard.png")
+    for other, source in paths.declared(parser_of(command)).items():
+        if source.use not in ("reads", "images", "data"):
+            continue
+        own = next(path for path in (Path("a.png"), Path("net.py")) if spelt(source, path))
+        if argument.use == "file":
+            same = [own, own.absolute()] + ([Path("link.png"), Path("hard.png")] if own.suffix == ".png" else [])
+            for path in same:
+                assert f"{name} {path} is what {other} reads" in refused(command, {other: spelt(source, own), name: path}, capsys)
+            if source.use in ("images", "data"):
+                inside = {other: spelt(source, Path("photos")), name: "photos/below/../b.png"}
+                assert f"{name} photos/below/../b.png is a file in photos, which {other} reads" in refused(command, inside, capsys)
+        elif own.suffix == ".png":
+            for path in ("photos", "photos/below/.."):
+                assert f"{name} {path} is what {other} reads" in refused(command, {other: spelt(source, Path("photos")), name: path}, capsys)
+            if source.use == "images":
+                for read, path, said in (("photos/b.png", "photos", "holds photos/b.png"), ("photos", "photos/below", "holds images in photos")):
+                    assert f"{name} {path} {said}" in refused(command, {other: spelt(source, Path(read)), name: path}, capsys)
+    for mark, patterns in KEPT.items():
+        folder = tmp_path / mark.split(".")[0]
+        folder.mkdir()
+        for file in (mark, *(pattern.replace("*", "x") for pattern in patterns)):
+            (folder / file).write_text("x")
+            if argument.use == "file":
+                assert f"is a file of the {CALLED[mark]} in {folder}" in refused(command, {name: folder / file}, capsys)
+        if argument.use == "folder" and argument.own != mark:
+            assert f"holds the {CALLED[mark]} that {folder / mark} describes" in refused(command, {name: folder}, capsys)
+    if argument.use == "file":
+        assert "is no regular file" in refused(command, {name: "/dev/null"}, capsys)
+    made, line = words(command, {name: tmp_path / "new"})
+    assert made.parse_args([str(word) for word in line]), "a new path is taken"
+
+
+def test_two_outputs_are_two_files(capsys):
+    line = {"--csv": "found", "--picture": "./found"}
+    assert "--picture found is what --csv writes; choose another file" in refused("predict", line, capsys)
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_no_path_is_empty_or_has_a_zero_byte(command, capsys):
+    for name, argument in paths.declared(parser_of(command)).items():
+        for text in ("", "a\0b"):
+            with pytest.raises(argparse.ArgumentTypeError):
+                argument(text)
+        if name.startswith("--") and {Path("x")} == {*argument.paths("x")}:
+            assert "the path is empty" in refused(command, {name: ""}, capsys)
+
+
+def test_what_the_files_of_nbcnn_are_called_is_known(finished):
+    """A new file of a run must be protected, too."""
+    import fnmatch
+
+    for file in finished.iterdir():
+        assert any(fnmatch.fnmatch(file.name, pattern) for pattern in (RUN, *KEPT[RUN])), f"{file.name} is in no pattern of {RUN}"
+    assert image_files.SUFFIXES == IMAGES
+    assert {RUN, FEATURES, CLASSIFIER, PIPELINE} == KEPT.keys() == CALLED.keys()
+
+
+def contents(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_commands_refuse_before_anything_is_read_or_written(copied, tmp_path, capsys):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(b"a photograph")
+    before, photos, last = contents(tmp_path), tmp_path / "photos", copied / "checkpoint-last.safetensors"
+    for main, line in (
+        (predict.main, [copied, photos, "--masks", photos]),
+        (predict.main, [copied, photos, "--picture", photos / "a.png"]),
+        (predict.main, [copied, photos, "--csv", copied / "config.json"]),
+        (export.main, [copied, last]),
+        (report.main, [copied, "--out", copied / "config.json"]),
+        (extract, [copied, "--out", copied]),
+        (train, ["--resume", ""]),
+    ):
+        assert "choose another" in (text := message(capsys, 2, exits(main, line))) or "is empty" in text
+    (tmp_path / "run.toml").write_text(f'dataset = "folder:{photos}"\nout = "{photos}"\n')
+    assert "--out" in message(capsys, 2, exits(train, ["--config", tmp_path / "run.toml"]))
+    (tmp_path / "run.toml").unlink()
+    assert contents(tmp_path) == before
