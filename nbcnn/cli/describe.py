@@ -121,6 +121,7 @@ def results(
 
 def summary(result: Result, data: Material, session: Any, run: RunFolder, pictures: Pictures, scores: Mapping[str, float]) -> str:
     """The same for people, in a few lines."""
+    best = run.checkpoint() == run.best and result.best_epoch != result.epochs
     net = session.net
     if result.interrupted:
         return f"stopped at training step {result.step:,} and saved; continue with\n  {called('train')} --resume {run.path}"
@@ -130,7 +131,8 @@ def summary(result: Result, data: Material, session: Any, run: RunFolder, pictur
     return "\n".join(
         (
             f"{data.name}, {net.mode} {net.precision}, {epochs}: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
-            *([f"ended early: {result.stopped}; checkpoint-best has the best weights"] if result.stopped else []),
+            *([f"ended early: {result.stopped}"] if result.stopped else []),
+            *([f"the weights are those of epoch {result.best_epoch}, the best; --checkpoint last takes those of the last one"] if best else []),
             *(f"{name.replace('_', ' ')} {value:.2%}" for name, value in scores.items()),
             f"best test loss {result.best_loss:.5f}, epoch {result.best_epoch}",
             f"trained {counted(result.step, 'step')} in {duration(result.seconds)}, {rate(result.images_per_second)} {data.noun}/s",

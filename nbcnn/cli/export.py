@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
-from nbcnn.cli.flags import Parser, count, flag, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, one_of
 from nbcnn.files.suggest import called
 
 SUMMARY = "Write a trained network as an ONNX file (opset 21): layers for training alone and the loss are left out, weights keep their names."
@@ -25,7 +25,7 @@ def parser() -> Parser:
     made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder, checkpoint, or file of a saved model")
     made.add_argument("file", metavar="FILE.onnx", type=paths.WRITES, help="file to write")
     group = made.add_argument_group("model")
-    flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", "last")
+    flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", OWN_CHECKPOINT)
     flag(group, "--batch", count(1), "examples that the file's network takes at a time", "any number", "examples")
     group = made.add_argument_group("output")
     flag(group, "--json", bool, "print one line of JSON", "off")
@@ -45,7 +45,7 @@ def _export(flags: SimpleNamespace) -> int:
     from nbcnn.onnx.exporter import OPSET
 
     # On the CPU, because nothing is computed: the weights are read and written.
-    with files.load(flags.run, mode="cpu", checkpoint=flags.checkpoint or "last") as model:
+    with files.load(flags.run, mode="cpu", checkpoint=flags.checkpoint) as model:
         made = to_onnx(model, batch=flags.batch)
     content = made.SerializeToString()
     flags.file.parent.mkdir(parents=True, exist_ok=True)

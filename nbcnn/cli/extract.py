@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
-from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
 from nbcnn.cli.part import Part
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
@@ -44,7 +44,7 @@ def parser() -> Parser:
     made = Parser(called("extract"), summary, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN")
     made.add_argument("run", metavar="RUN", type=paths.recorded(paths.READS_TEXT), help="run folder")
     group = made.add_argument_group("data")
-    flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", "last")
+    flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", OWN_CHECKPOINT)
     flag(group, "--images", IMAGES, "image files or folders of them, with commas between, instead of the data set", "the run's", metavar="PATH")
     flag(group, "--at", str, "layer whose output the features are (conv1, pool2, …)", "the code of a ready-made model", metavar="LAYER")
     flag(group, "--mirror", bool, "also store the features of the mirrored images, for the mirrored kernel of classify", "off")
@@ -188,7 +188,7 @@ def opened(flags: SimpleNamespace, team: Team) -> tuple[RunFolder, dict[str, Any
     run = RunFolder(flags.run)
     config = run.read_config()
     # Read once, and hashed as it was read: a training may put a newer one in its place at any time.
-    return run, config, checkpoint.read(run.best if flags.checkpoint == "best" else run.last)
+    return run, config, checkpoint.read(run.checkpoint(flags.checkpoint))
 
 
 def prepared(flags: SimpleNamespace, team: Team, run: RunFolder, config: dict[str, Any], saved: Saved, data: Any = None) -> Job:

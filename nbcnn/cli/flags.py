@@ -79,6 +79,10 @@ def device(group: Any) -> None:
     flag(group, "--device", str, "cpu, or a GPU that must be there: cuda:0, cuda:1, …", "the first GPU that is visible, else the CPU", metavar="NAME")
 
 
+OWN_CHECKPOINT = "last; best of a run with --patience"
+"""Whose weights a command takes of a run folder, for the help (`nbcnn.train.runlog.RunFolder.checkpoint`)."""
+
+
 def inference_flags(made: Any, precision: str) -> None:
     """Add the group of flags that say how a trained network is computed; `precision` says in words which one is the default."""
     group = made.add_argument_group("kernels")

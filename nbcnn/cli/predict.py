@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
 from nbcnn.cli.errors import DATA, OK, guarded
-from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
 from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 
@@ -40,7 +40,8 @@ def parser() -> Parser:
     made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder, checkpoint, or file of a saved model")
     made.add_argument("images", metavar="IMAGES", nargs="+", type=paths.IMAGE_FILES, help="image files, or folders of them")
     group = made.add_argument_group("model")
-    flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", "last, or the one that --classifier is of")
+    own = f"{OWN_CHECKPOINT}; the one that --classifier is of"
+    flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", own)
     flag(group, "--classifier", paths.READS, "classify by this file of nbcnn classify, on the features of RUN's encoder", "none", metavar="FILE")
     inference_flags(made, "the file's, where this machine has it")
     group = made.add_argument_group("output")
@@ -77,7 +78,7 @@ def _predict(flags: SimpleNamespace) -> int:
     paths = pictures.files_in(flags.images)
     if flags.classifier:
         return _classify(flags, paths)
-    with files.load(flags.run, mode=flags.mode or "auto", precision=flags.precision, checkpoint=flags.checkpoint or "last") as model:
+    with files.load(flags.run, mode=flags.mode or "auto", precision=flags.precision, checkpoint=flags.checkpoint) as model:
         shape = model.net.input_shape
         if len(shape) != 3:
             raise UsageError(f"{flags.run} takes examples of {shape}, which are no images")
@@ -142,7 +143,7 @@ def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
     classifier = classifiers.load(flags.classifier)
     # A run folder has several checkpoints, and the file knows which one made its features.
     run, which = Path(flags.run), classifier.origin.checkpoint
-    path = run / Path(which).name if run.is_dir() and not flags.checkpoint else files.found(run, flags.checkpoint or "last")
+    path = run / Path(which).name if run.is_dir() and not flags.checkpoint else files.found(run, flags.checkpoint)
     net = classifier.encoder(path, flags.mode or "auto", flags.precision)
     if not flags.quiet:
         print(f"{net.mode} {net.precision} on {net.device_name}, {flags.classifier}; {len(paths):,} files", file=sys.stderr, flush=True)

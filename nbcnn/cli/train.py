@@ -146,7 +146,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
         save_every=flags.save_every,
         identity=identity,
         notes=train_run.notes(net, session, data),
-        callbacks=[*progress, *([EarlyStopping(flags.patience, restore_best=False)] if flags.patience else []), pictures],
+        callbacks=[*progress, *([EarlyStopping(flags.patience)] if flags.patience else []), pictures],
         scores=pictures.scores,
         team=team,
     )

@@ -183,7 +183,7 @@ def parser() -> Parser:
         group,
         "--patience",
         count(1),
-        "end when the test loss has not fallen for so many epochs; checkpoint-best has the best weights",
+        "end when the test loss has not fallen for so many epochs; what reads the run takes the weights of the best epoch",
         "off",
         "epochs",
     )

@@ -172,14 +172,16 @@ def take_weights(net: Any, start: Start) -> str:
     if not start.flags.weights or start.checkpoint:
         return ""
     path = Path(start.flags.weights)
-    path = path if path.is_file() else path / checkpoint.LAST
+    path = path if path.is_file() else RunFolder(path).checkpoint()
     saved = checkpoint.read(path)
     if start.config.get("weights_sha256", saved.sha256) != saved.sha256:
         raise checkpoint.CheckpointError(f"{path} has changed since the run that is to start again began with its weights: start a new run")
     try:
         net.params.load_dict(under("param.", saved.tensors))
     except ParameterError as error:
-        raise checkpoint.CheckpointError(f"{path} is of another network than this --model: {error}") from error
+        own = saved.metadata.get("model")
+        of = f"; it is of --model {own}" if own and own != start.flags.model else ""
+        raise checkpoint.CheckpointError(f"{path} is of another network than --model {start.flags.model}{of}: {error}") from error
     return saved.sha256
 
 

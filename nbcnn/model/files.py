@@ -25,7 +25,8 @@ from nbcnn.nn.optim import Schedule
 from nbcnn.nn.params import under
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint
-from nbcnn.train.checkpoint import ADVICE, BEST, LAST, CheckpointError, Saved
+from nbcnn.train.checkpoint import ADVICE, CheckpointError, Saved
+from nbcnn.train.runlog import RunFolder
 from nbcnn.train.runlog import OWN_MODEL
 from nbcnn.train.saved_net import choice_of, described, fill
 
@@ -111,20 +112,23 @@ def save(model: Model, path: Path) -> Path:
     return path
 
 
-def found(path: Path, which: str = "last") -> Path:
-    """The file that `path` means: itself, or the checkpoint "last" or "best" of a run folder. Raises UsageError for another name."""
-    if which not in ("last", "best"):
+def found(path: Path, which: str | None = None) -> Path:
+    """The file that `path` means: itself, or the checkpoint "last" or "best" of a run folder, None the run's own (`RunFolder.checkpoint`).
+
+    Raises UsageError for another name.
+    """
+    if which not in (None, "last", "best"):
         raise UsageError(f"checkpoint is last or best, got {which!r}")
-    return path / (LAST if which == "last" else BEST) if path.is_dir() else path
+    return RunFolder(path).checkpoint(which) if path.is_dir() else path
 
 
-def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", precision: str | None = None, checkpoint: str = "last") -> Model:
+def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", precision: str | None = None, checkpoint: str | None = None) -> Model:
     """The model in a file: one that `Model.save` wrote, a checkpoint of a training, or a run folder.
 
     path        the file or folder.
     layers      classes of one's own that the network has.
     mode        how it is computed here; auto is the fastest that this machine has. precision  None is the file's where the mode has it.
-    checkpoint  "last" or "best", of a run folder.
+    checkpoint  "last" or "best", of a run folder; None is the last one, or the best of a training with --patience or EarlyStopping.
     Raises CheckpointError or DescriptionError (exit code 3) for a file that is missing, damaged or of an unknown layer, GpuUnavailable.
 
     Images that the loaded model takes have the shape and dtype of those it was trained on, uint8 or floats.

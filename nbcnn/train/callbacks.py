@@ -138,8 +138,8 @@ class EarlyStopping(Callback):
     patience      epochs without a lower loss after which the training ends; at least 1. The loss is the test loss, or without a test set the
                   training loss.
     min_delta     by how much the loss must be lower to count; at least 0.
-    restore_best  put the weights of the best epoch into the network at the end, also where it was not stopped. In a run folder
-                  checkpoint-best.safetensors has them either way.
+    restore_best  put the weights of the best epoch into the network at the end, also where it was not stopped; `nbcnn.load` and the commands then
+                  take these of a run folder, too. checkpoint-best.safetensors has them either way.
     Raises UsageError for numbers out of range.
 
     Example, with a learning rate at which nothing falls any more:

@@ -70,6 +70,22 @@ class RunFolder:
             finally:
                 self._held = False
 
+    def checkpoint(self, which: str | None = None) -> Path:
+        """The checkpoint that this run's weights are read from: "last" or "best", or None for the run's own rule.
+
+        That is the last one, or the best where the training had --patience or EarlyStopping (`note_best`).
+        """
+        if which is None:
+            try:
+                which = str(document.load(self.config_path).get("checkpoint", "last"))
+            except (OSError, ValueError, AttributeError):
+                which = "last"  # who reads the checkpoint says what is wrong with the folder
+        return self.best if which == "best" else self.last
+
+    def note_best(self) -> None:
+        """Have config.json say that the run's weights are those of its best epoch."""
+        self.amend_config(lambda config: config | {"checkpoint": "best"})
+
     def prepare(self) -> None:
         """Make the folder if need be."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -211,6 +227,9 @@ class InMemory(RunFolder):
         """Keep the best tensors, in place of the ones before. The last ones are the session's, which is still there."""
         if path.name == BEST:
             self.kept[path.name] = tensors
+
+    def note_best(self) -> None:
+        """Nothing: the network in memory has the weights."""
 
     def append(self, rows: Sequence[Row]) -> None:
         """Nothing: the trainer has the rows."""

@@ -140,6 +140,7 @@ class Trainer:
         self._mark = (0.0, 0)
         self._stop: int | None = None
         self._stopped = ""
+        self._took_best = False
 
     def stop(self, why: str) -> None:
         """For callbacks: end the training after the present epoch, which is not an interruption; `why` is told in the result."""
@@ -152,7 +153,14 @@ class Trainer:
             self.session.load_state(tensors)
 
     def take_best(self) -> None:
-        """Give the network the weights of the best epoch. Raises CheckpointError if the run's folder has lost them."""
+        """Give the network the weights of the best epoch; in a run folder, readers take these from now on.
+
+        Raises CheckpointError if the run's folder has lost them.
+        """
+        if not self.team.leads:
+            return
+        self._took_best = True
+        self.run.note_best()
         kept = self.run.kept[BEST] if isinstance(self.run, InMemory) else checkpoint.read(self.run.best).tensors
         self.session.net.params.load_dict(under("param.", kept))
 
@@ -163,9 +171,10 @@ class Trainer:
 
     @property
     def scored(self) -> dict[str, float]:
-        """The scores of the last epoch, empty before the first and without any."""
+        """The scores of the last epoch, or of the best one if the network has its weights; empty before the first and without any."""
         own = {each.name for each in fields(Epoch)}
-        return {name: value for name, value in (self.rows[-1] if self.rows else {}).items() if name not in own}
+        rows = [min(self.rows, key=loss_of)] if self._took_best else self.rows
+        return {name: value for name, value in (rows[-1] if rows else {}).items() if name not in own}
 
     def resume(self, path: Path, *, new_epochs: bool = False) -> list[str]:
         """Continue from a checkpoint: state, position and metrics as they were when it was saved. Returns what should be told, mostly nothing.

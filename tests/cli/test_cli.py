@@ -78,13 +78,13 @@ def test_help_ends_with_examples_and_exit_codes(command):
         (["--epoch", "3"], "did you mean --epochs?"),
         (["stray"], "no flag or argument 'stray'"),
         (["--lr", "fast"], "'fast' is no number"),
-        (["--lr", "0"], "0 is not more than 0"),
-        (["--lr", "nan"], "nan is not more than 0"),
-        (["--momentum", "1"], "1 is not at least 0 and less than 1"),
+        (["--lr", "0"], "'0' is not more than 0"),
+        (["--lr", "nan"], "'nan' is not more than 0"),
+        (["--momentum", "1"], "'1' is not at least 0 and less than 1"),
         (["--epochs", "0"], "0 is below 1"),
         (["--batch", "2.5"], "'2.5' is no whole number"),
         (["--optimizer", "adam", "--momentum", "0.5"], "--momentum belongs to --optimizer sgd"),
-        ([*TINY[:4], "--limit", "5", "--batch", "6"], "batch 6 is not between 1 and the 5 images"),
+        ([*TINY[:6], "--limit", "5", "--batch", "6", "--epochs", "1"], "batch 6 is not between 1 and the 5 images"),
         (["--resume", "run", "--out", "other"], "exclude each other"),
     ],
 )
@@ -227,7 +227,7 @@ def test_data_that_are_not_there_exit_3(tmp_path, monkeypatch, capsys):
 
 def test_a_plan_that_does_not_fit_exits_5_before_anything_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Host, "free_bytes", lambda self: 120 << 20)
-    text = message(capsys, 5, exits(train, [*TINY[:4], "--limit", "40", "--batch", "40", "--epochs", "1", "--out", tmp_path / "run"]))
+    text = message(capsys, 5, exits(train, [*TINY[:6], "--limit", "40", "--batch", "40", "--epochs", "1", "--out", tmp_path / "run"]))
     assert "120.0 MiB free; the largest batch that fits is" in text
     assert not (tmp_path / "run").exists()
 

@@ -155,8 +155,23 @@ def test_frozen_layers_and_patience(own, tmp_path, capsys):
     assert "no parameter matches 'conw*'" in message(capsys, 2, exits(train, [*flags, "--freeze", "conw*", "--out", tmp_path / "b"]))
     steep = [*QUICK, "--model", f"{own}/my_model.py:layers", "--epochs", "40", "--lr", "5", "--schedule", "constant", "--momentum", "0"]
     assert exits(train, [*steep, "--patience", "2", "--out", tmp_path / "stopped"]) == 0
-    assert "ended early: the loss has not fallen for 2 epochs" in capsys.readouterr().out
-    assert len(RunFolder(tmp_path / "stopped").rows()) < 40
+    said = capsys.readouterr().out
+    assert "ended early: the loss has not fallen for 2 epochs" in said
+    run = RunFolder(tmp_path / "stopped")
+    losses = [row["test_loss"] for row in run.rows()]
+    assert len(losses) < 40
+    best = min(range(len(losses)), key=losses.__getitem__)
+    assert f"the weights are those of epoch {best + 1}, the best" in said
+    assert f"test accuracy {run.rows()[best]['test_accuracy']:.2%}" in said
+    assert run.checkpoint() == run.best
+    assert run.checkpoint("last") == run.last
+    assert RunFolder(tmp_path / "run").checkpoint() == RunFolder(tmp_path / "run").last, "a run without --patience has its last weights"
+    best_weights = checkpoint.load(run.best)[0]["param.linear1.weight"]
+    with nbcnn.load(run.path, mode="cpu") as model:
+        np.testing.assert_array_equal(model.weights()["linear1.weight"], best_weights)
+    again = [*QUICK, "--model", f"{own}/my_model.py:layers", "--freeze", "linear1", "--weights", run.path, "--out", tmp_path / "again"]
+    assert exits(train, again) == 0
+    np.testing.assert_array_equal(checkpoint.load(tmp_path / "again" / checkpoint.LAST)[0]["param.linear1.weight"], best_weights)
 
 
 # -- settings from a file

@@ -232,17 +232,20 @@ def test_a_callback_that_raises_says_which_and_loses_nothing():
     assert len(model.fit(*examples(), epochs=1, batch_size=8, verbose=0)) == 1
 
 
-def test_early_stopping_takes_the_best_weights():
+def test_early_stopping_takes_the_best_weights_in_memory_and_from_the_run_folder(tmp_path):
     x, y = examples()
     model = nbcnn.Model(network(), loss="cross_entropy", mode="cpu")
     far = nbcnn.SGD(lr=nbcnn.Constant(3.0), momentum=0.0)
-    history = model.fit(x, y, epochs=30, batch_size=8, optimizer=far, validation_data=(x, y), callbacks=[nbcnn.EarlyStopping(2)], verbose=0)
+    options = {"epochs": 30, "batch_size": 8, "optimizer": far, "validation_data": (x, y), "callbacks": [nbcnn.EarlyStopping(2)], "verbose": 0}
+    history = model.fit(x, y, run=tmp_path / "run", **options)
     assert len(history) < 30
     assert history.stopped == "the loss has not fallen for 2 epochs"
     assert not history.interrupted
     losses = history.history["val_loss"]
     assert history.best_epoch == int(np.argmin(losses)) + 1 == len(history) - 2
     assert model.evaluate(x, y)["loss"] == pytest.approx(min(losses), rel=1e-5)
+    for which, loss in ((None, min(losses)), ("best", min(losses)), ("last", losses[-1])):
+        assert nbcnn.load(tmp_path / "run", mode="cpu", checkpoint=which).evaluate(x, y)["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_divergence_leaves_finite_weights():

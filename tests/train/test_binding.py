@@ -342,8 +342,8 @@ def test_a_new_run_starts_from_the_weights_of_another(copied, tmp_path, capsys):
 
 
 def test_weights_of_another_network_are_refused(finished, tmp_path, capsys):
-    words = ["--model", "mnist-cnn", *TINY, "--weights", finished, "--out", tmp_path / "new", "--quiet"]
-    assert "is of another network than this --model" in message(capsys, 3, exits(train, words))
+    words = [*TINY, "--model", "mnist-cnn", "--weights", finished, "--out", tmp_path / "new", "--quiet"]
+    assert "is of another network than --model mnist-cnn; it is of --model autoencoder" in message(capsys, 3, exits(train, words))
     assert not (tmp_path / "new").exists()
 
 
