@@ -9,7 +9,8 @@ dot product  ⟨v, J u⟩ = ⟨Jᵀ v, u⟩ for random u and v: J u by central d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import fnmatch
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,9 @@ import numpy as np
 
 from nbcnn.check.cases import mean_cases, real_cases
 from nbcnn.check.one_op import Unsupported, run_op
+from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
+from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import Gpu, Host, gpu_missing
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.modes import MODES, REFERENCES, Row, exported
@@ -130,16 +134,16 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, device: Any) -> tup
     return abs(forward_side - backward_side) / scale, bound(replace(forward, terms=terms), row.precision) + _DIFFERENCE_ERROR
 
 
-def check_row(row: Row, device: Any, cases: list[Case]) -> Iterator[Finding]:
-    """All findings of one row: parity of every implementation that supports a case, then every backward."""
-    for case in cases:
+def check_row(row: Row, device: Any, cases: list[Case], ops: Collection[str] | None = None) -> Iterator[Finding]:
+    """All findings of one row: parity of every implementation that supports a case, then every backward; `ops` None are all."""
+    for case in (case for case in cases if ops is None or case.op in ops):
         for part, impl in distinct(row, case.op, device):
             try:
                 error = parity(row, impl, case, device)
             except Unsupported:
                 continue
             yield Finding(row.mode, row.precision, case.op, f"parity ({part})", case.label, error, bound(case, row.precision))
-    for op, gradient in GRADIENTS.items():
+    for op, gradient in ((op, gradient) for op, gradient in GRADIENTS.items() if ops is None or op in ops):
         for forward in (case for case in cases if case.op == gradient.forward):
             if len(forward.ins) == 3 and forward.op == "conv_fprop":
                 continue  # the bias-free case has the same derivative
@@ -173,11 +177,23 @@ def left_out() -> str:
     return f"{', '.join(modes)} ({missing})" if missing else ""
 
 
-def check(mode: str | None = None) -> Iterator[Finding]:
-    """Findings of every row that can run here (or of `mode` alone)."""
+def ops_of(pattern: str) -> frozenset[str]:
+    """The ops that `pattern` names: conv_fprop, conv_*, several with commas. Raises UsageError for one that names none."""
+    known = sorted({case.op for case in all_cases()} | GRADIENTS.keys())
+    found: set[str] = set()
+    for word in pattern.split(","):
+        matching = fnmatch.filter(known, word.strip())
+        if not matching:
+            raise UsageError(f"no op {quoted(word.strip())} to check{nearest(word.strip(), known)}; nbcnn gradcheck --mode cpu lists them")
+        found.update(matching)
+    return frozenset(found)
+
+
+def check(mode: str | None = None, ops: Collection[str] | None = None) -> Iterator[Finding]:
+    """Findings of every row that can run here (or of `mode` alone), of all ops or of `ops`."""
     for row in MODES.values():
         if mode in (None, row.mode) and not (row.device == "gpu" and gpu_missing()):
-            yield from check_row(row, Gpu() if row.device == "gpu" else Host(), all_cases())
+            yield from check_row(row, Gpu() if row.device == "gpu" else Host(), all_cases(), ops)
 
 
 def worst(findings: list[Finding]) -> list[Finding]:

@@ -11,6 +11,7 @@ from typing import Any
 from nbcnn import __version__
 from nbcnn.cli.train_data import Material
 from nbcnn.files.suggest import called
+from nbcnn.gpu.language import SIMULATOR
 from nbcnn.plan.recompute import made_again
 from nbcnn.run.explain import summary as layer_table
 from nbcnn.train.callbacks import Pictures, duration, rate
@@ -30,6 +31,8 @@ def compiling(net: Any) -> str:
     """The line to print before the first launch, which may take long; empty where nothing is compiled."""
     if net.mode == "cpu":
         return ""
+    if SIMULATOR:
+        return f"the {net.mode} kernels run in the simulator, thread by thread: a millionth of a GPU's speed"
     return f"preparing the {net.mode} kernels; compiling them at the first start takes up to a minute"
 
 

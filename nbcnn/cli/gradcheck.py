@@ -14,13 +14,16 @@ SUMMARY = "Check every kernel against the float64 reference and every gradient a
 EXAMPLES = (
     "python -m nbcnn gradcheck                    every row that can run on this machine",
     "python -m nbcnn gradcheck --mode im2col      one mode",
+    "python -m nbcnn gradcheck --op conv_*        some ops: seconds",
     "python -m nbcnn gradcheck --failures         print only what fails",
 )
 
 
 def parser() -> Parser:
     made = Parser("python -m nbcnn gradcheck", SUMMARY, EXAMPLES)
-    flag(made.add_argument_group("kernels"), "--mode", one_of(*MODES), "check only this mode", "every mode that can run here")
+    group = made.add_argument_group("kernels")
+    flag(group, "--mode", one_of(*MODES), "check only this mode", "every mode that can run here")
+    flag(group, "--op", str, "check only these ops: conv_fprop, conv_*, several with commas", "all", metavar="NAME,…")
     group = made.add_argument_group("output")
     flag(group, "--failures", bool, "print only the checks that fail", "off")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(flags: SimpleNamespace) -> int:
-    from nbcnn.check.gradcheck import check, left_out, worst
+    from nbcnn.check.gradcheck import check, left_out, ops_of, worst
     from nbcnn.run.rows import choose_mode
 
     def say(text: str) -> None:
@@ -45,7 +48,7 @@ def _check(flags: SimpleNamespace) -> int:
     elif skipped := left_out():
         say(f"not checked: {skipped}")
     findings, mode = [], ""
-    for finding in check(flags.mode):
+    for finding in check(flags.mode, ops_of(flags.op) if flags.op else None):
         if f"{finding.mode} {finding.precision}" != mode:
             mode = f"{finding.mode} {finding.precision}"
             say(f"checking {mode} …")

@@ -47,7 +47,14 @@ def parser() -> Parser:
     flag(group, "--registers", bool, "count no instructions, which takes a second compilation where no nvdisasm is", "off")
     flag(group, "--quiet", bool, "no progress", "off")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
-    flag(group, "--page", paths.WRITES_TEXT, "write the page of all kernels and who launches them instead, a few minutes", "off", metavar="FILE")
+    flag(
+        group,
+        "--page",
+        paths.WRITES_TEXT,
+        "write the page of all kernels instead; more than half an hour on two cores",
+        "off",
+        metavar="FILE",
+    )
     return made
 
 

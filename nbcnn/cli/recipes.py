@@ -272,6 +272,24 @@ def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) ->
     return "\n".join(notes)
 
 
+SMALLER = 4
+"""From how many times fewer images in a batch on a learning rate of the recipe is worth a word."""
+
+
+def of_batch(flags: SimpleNamespace) -> str:
+    """What to say of a --batch much smaller than the one that the recipe's learning rate of sgd is for; mostly nothing."""
+    if flags.resume or flags.optimizer != "sgd" or "batch" not in flags.given or "lr" in flags.given:
+        return ""
+    base = {"lr": LEARNING_RATES["sgd"]} | {name: value for name, value in RECIPES[flags.recipe].items() if value is not None}
+    batch = next((each["batch"] for each in (base, ON_CPU_BY_RECIPE.get(flags.recipe, {})) if each.get("lr") == flags.lr), 0)
+    if flags.batch * SMALLER > batch:
+        return ""
+    return (
+        f"NOTE: lr {flags.lr:g} is for batches of {batch}, and with {flags.batch} the loss may grow without end; "
+        f"in proportion it is --lr {flags.lr * flags.batch / batch:.2g}."
+    )
+
+
 def takes_small(flags: SimpleNamespace) -> bool:
     """The user named neither a network nor a recipe, so a CPU or digits get the small network. Flags of the optimiser alone do not change that."""
     return flags.model == DEFAULTS["model"] and not {"model", "recipe"} & set(flags.given)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import OK, RUNTIME, guarded
-from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of
+from nbcnn.cli.flags import GPU_MODES, OWN_PRECISION, Parser, flag, one_of
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.names import PRECISIONS
 
@@ -45,7 +45,7 @@ def parser() -> Parser:
     flag(group, "--shape", str, "N,C,H,W,K[,R,S[,stride,pad]]; N,C,H,W; N,F; COUNT", "a small one of the op's kind", metavar="SHAPE")
     group = made.add_argument_group("kernels")
     flag(group, "--mode", one_of(*GPU_MODES), "whose kernels", "im2col")
-    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "fp32")
+    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", OWN_PRECISION)
     group = made.add_argument_group("output")
     flag(group, "--lines", bool, "what every line of the kernels asks of memory, with its source", "off")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")

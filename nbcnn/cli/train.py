@@ -161,6 +161,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
         trainer.run.write_config(train_run.config(flags, data, net, session, weights))
     phases.mark("the run folder")
     ready = time.perf_counter() - STARTED
+    say(recipes.of_batch(flags))
     say(describe.header(flags, data, session, trainer.run, ready))
     if flags.verbose:
         say(phases.text())

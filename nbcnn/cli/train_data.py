@@ -106,7 +106,7 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None, functi
     if getattr(layers[-1], "needs_labels", False) and not pixels and data.classes is None:
         raise UsageError(
             f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "
-            "cifar10, mnist and fashion-mnist are downloaded"
+            "cifar10 is downloaded; the files of mnist and fashion-mnist are put into --data-dir by hand (data/README.md)"
         )
     labels, others = {"labels": data.train_labels, "test_labels": data.test_labels}, loaded.others_crc
     if pixels and data.masks:

@@ -266,7 +266,11 @@ def dataset(text: str) -> str:
     """A converter to the name of a data set; folder:PATH, npz:PATH and FILE.py:FUNCTION are looked for later."""
     from nbcnn.datasets import own
 
-    return str(FILES(text)) if own.is_own(text) else one_of(*DATASETS, *own.FORMS)(text)
+    if own.is_own(text):
+        return str(FILES(text))
+    if text not in DATASETS and (kind := own.kind_of(text)):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is a {'folder' if kind == 'folder' else 'file'} here: that data set is {kind}:{text}")
+    return one_of(*DATASETS, *own.FORMS)(text)
 
 
 dataset.path = FILES  # type: ignore[attr-defined]

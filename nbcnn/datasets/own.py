@@ -26,6 +26,14 @@ def is_own(name: str) -> bool:
     return bool(colon and path) and (kind in KINDS or user_code.is_function(_without_options(name)))
 
 
+def kind_of(path: str) -> str:
+    """How a data set in `path` is named, "folder" or "npz"; empty if there is nothing of the kind."""
+    try:
+        return "folder" if Path(path).is_dir() else "npz" if path.endswith(".npz") and Path(path).is_file() else ""
+    except (OSError, ValueError):  # a name that no file can have
+        return ""
+
+
 def _without_options(name: str) -> str:
     """`name` without ?size=…&test-share=… at its end."""
     path, mark, words = name.rpartition("?")

@@ -26,8 +26,7 @@ from nbcnn.nn.params import under
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import ADVICE, CheckpointError, Saved
-from nbcnn.train.runlog import RunFolder
-from nbcnn.train.runlog import OWN_MODEL
+from nbcnn.train.runlog import OWN_MODEL, RunFolder
 from nbcnn.train.saved_net import choice_of, described, fill
 
 if TYPE_CHECKING:

@@ -279,6 +279,11 @@ class Model(Weights):
             images, targets, batches = batches_of(x, self._trained.epochs, batch_size, steps_per_epoch, learn, channels_last)
             name = files.CALLABLE
         else:
+            if hasattr(x, "__iter__") and not isinstance(x, Sequence) and not hasattr(x, "__array__") and not hasattr(x, "train_images"):
+                raise UsageError(
+                    f"examples are an array or a list of arrays, not {type(x).__name__}. What yields batches is given as a callable, which starts an "
+                    "epoch: fit(lambda epoch: loader), of a DataLoader of PyTorch, too; steps_per_epoch=… where it has no len()"
+                )
             if steps_per_epoch is not None:
                 raise UsageError("steps_per_epoch is for a callable; arrays have as many steps as batches: leave it out")
             if hasattr(x, "train_images"):  # whether its labels or its masks are wanted follows from the network's output

@@ -58,6 +58,11 @@ class _Network(BaseEstimator):
 
     def _examples(self, X: Any, reset: bool, *y: Any) -> Any:
         """X, checked, as examples of the network: (n, C, H, W) with an `image_shape`, else (n, F); with y if it is given."""
+        if self.image_shape is None and getattr(X, "ndim", 2) > 2:
+            raise ValueError(
+                f"Found array with dim {X.ndim}, and without an image_shape X is vectors (n, F): of images X{tuple(X.shape)} say "
+                f"{type(self).__name__}(image_shape=(C, H, W))"
+            )
         if self.image_shape is not None and getattr(X, "ndim", 2) == 4:
             X = np.asarray(X).reshape(len(X), -1)
         options = {"dtype": [*exact_types(X), np.uint8], "reset": reset}

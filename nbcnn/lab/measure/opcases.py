@@ -72,7 +72,7 @@ DEFAULTS = {
 FORMS = {
     "product": "M,K,N",
     "conv": "N,C,H,W,K[,R,S[,stride,pad]] or conv1 … conv5[@N]",
-    "images": "N,C,H,W",
+    "images": "N,C,H,W or COUNT",
     "rows": "N,F",
     "series": "N,C,L,T",
     "pointwise": "N,C,L,K",
@@ -194,6 +194,8 @@ def _numbers(shape: str, kind: str) -> tuple[int, ...]:
         found = tuple(int(part) for part in shape.replace("x", ",").replace("×", ",").split(","))
     except ValueError:
         found = ()
+    if kind == "images" and len(found) == 1:
+        found = (1, 1, 1, *found)
     counts = {"conv": (5, 7, 9), "images": (4,), "rows": (2,), "series": (4,), "pointwise": (4,), "update": (1,), "product": (3,)}
     if len(found) not in counts[kind] or min(found) < 0 or 0 in found[:5]:
         raise UsageError(f"{shape!r} is no shape here; it is {FORMS[kind]}")
