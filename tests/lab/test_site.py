@@ -1,0 +1,88 @@
+"""The built site, read as a browser does: five pages of the reference have parameters in lists and code in `pre`; the README is a page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from scripts import ROOT
+
+pytestmark = pytest.mark.full
+
+PAGES = {"nbcnn": "validation_data", "layers": "ignore_index", "training": "patience", "data": "size", "sklearn": "image_shape"}
+"""Pages of the reference, and a name that stands in a list of parameters there."""
+VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+
+
+class Dom(HTMLParser):
+    """The texts of a page by the tags that they stand in."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.within: list[str] = []
+        self.texts: list[tuple[tuple[str, ...], str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in VOID:
+            self.within.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.within:
+            del self.within[len(self.within) - 1 - self.within[::-1].index(tag) :]
+
+    def handle_data(self, data):
+        self.texts.append((tuple(self.within), data))
+
+    def text(self, *inside: str, out: tuple[str, ...] = ()) -> str:
+        """All text that stands in each of the tags `inside` and in none of `out`."""
+        return "".join(data for tags, data in self.texts if all(tag in tags for tag in inside) and not any(tag in tags for tag in out))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="the site's tool is not installed (the extra docs)")
+    pytest.importorskip("mkdocstrings", reason="the site's tool is not installed (the extra docs)")
+    pytest.importorskip("nbconvert", reason="the site's tool is not installed (the extra docs)")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def page(site: Path, name: str) -> Dom:
+    return Dom((site / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_the_reference_can_be_read(site, name):
+    found = page(site, f"reference/{name}.html")
+    names = [data for tags, data in found.texts if tags[-3:] == ("li", "strong", "code")]
+    assert PAGES[name] in ", ".join(names).split(", ")
+    assert ">>> " in found.text("pre")
+    assert ">>>" not in found.text("body", out=("pre",)), "an example that is no block of code"
+    assert not found.text("blockquote").strip()
+    signatures = found.text("pre")
+    assert "= unsized()" not in signatures
+    assert "= later(" not in signatures
+    columns = [line for line in found.text("p", out=("pre", "code")).splitlines() if re.match(r"[a-z_]+   +\S", line)]
+    assert not columns, "a table of arguments that is a paragraph"
+
+
+def test_code_has_colours_and_the_readme_is_a_page(site):
+    text = (site / "reference" / "nbcnn.html").read_text(encoding="utf-8")
+    sheet = re.search(r'href="([^"]*pygments\.css)"', text)
+    assert sheet
+    assert ".highlight .kn { color:" in (site / "reference" / sheet[1]).read_text()
+    links = re.findall(r'href="(files/[^"]*)"', (site / "index.html").read_text(encoding="utf-8"))
+    readme = next(link for link in links if link in ("files/index.html", "files/README.html"))
+    found = page(site, readme)
+    assert "Two commands" in found.text("h2")
+    assert "python train.py" in found.text("pre")
+    assert "](" not in found.text("body", out=("pre", "code"))
