@@ -75,12 +75,14 @@ class Loaded:
 def note(model: Model) -> str:
     """The network of `model`, for the metadata of a file."""
     form, net = model.form or Form(model.net.input_shape), model.net
-    classes = {"classes": list(model.classes) if model.classes else None}
+    more: dict[str, Any] = {"classes": list(model.classes) if model.classes else None}
+    # Files of networks without frozen parameters stay what they were.
+    more |= {"frozen": frozen} if (frozen := model.frozen()) else {}
     if isinstance(form, Forms):
         forms = [{"scale": list(part.scale) if part.scale else None, "channels_last": part.channels_last} for part in form.parts]
-        return description.dumps(net.layers, net.input_shape, precision=net.precision, **classes, forms=forms)
+        return description.dumps(net.layers, net.input_shape, precision=net.precision, **more, forms=forms)
     scale = list(form.scale) if form.scale else None
-    return description.dumps(net.layers, net.input_shape, precision=net.precision, channels_last=form.channels_last, **classes, scale=scale)
+    return description.dumps(net.layers, net.input_shape, precision=net.precision, channels_last=form.channels_last, **more, scale=scale)
 
 
 def _form(about: Mapping[str, Any]) -> Form | Forms:
@@ -150,6 +152,8 @@ def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", p
     model = Model(about["layers"], mode=choice.row.mode, precision=choice.row.precision, classes=about.get("classes"), normalisation=normal)
     model.learn(_form(about))
     fill(model.build(about["input_shape"]).net, saved)
+    for name in about.get("frozen", ()):
+        model.freeze(name)
     return model
 
 

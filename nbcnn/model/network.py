@@ -30,7 +30,7 @@ from nbcnn.model.weights import Weights
 from nbcnn.nn import models
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layer import whole_number
-from nbcnn.nn.optim import SGD, Adam, Factor, check_number
+from nbcnn.nn.optim import SGD, Adam, check_number
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared
 from nbcnn.plan.graph import named
@@ -169,7 +169,7 @@ class Model(Weights):
     def summary(self) -> Shown:
         """Layers, shapes of their outputs without the batch, parameters; as text. Raises UsageError before it is built."""
         net = self.net
-        frozen = sum(1 for name in net.params.layout.names if not self._factors.get(name, Factor()).lr)
+        frozen = len(self.frozen())
         note = f"\n{frozen} of {len(net.params.layout.names)} parameters frozen" if frozen else ""
         form = f"\nexamples: {self.form.words()}" if self._learnt and self.form else ""
         return Shown(f"{summary(net.layers, net.input_shape)}{note}{form}\n{net.mode} {net.precision} on {net.device_name} ({net.why})")

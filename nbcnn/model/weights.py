@@ -12,7 +12,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
 from nbcnn.model.turns import Turns, in_turn
-from nbcnn.nn.optim import FROZEN, Factor, check_number, matching
+from nbcnn.nn.optim import FROZEN, PLAIN, Factor, check_number, matching
 from nbcnn.run.net import Net
 
 
@@ -95,6 +95,10 @@ class Weights(Turns):
             self._wanted.append((pattern, factor))
             return []
         return self._set(pattern, factor)
+
+    def frozen(self) -> list[str]:
+        """The names of the parameters that `fit` leaves as they are (`freeze`). Raises UsageError before the network is built."""
+        return [name for name in self.net.params.layout.names if not self._factors.get(name, PLAIN).lr]
 
     def _meet_factors(self) -> None:
         """Set the factors that waited for the network."""

@@ -38,6 +38,7 @@ FORM = {
     "scale?": (None, [float]),
     "channels_last?": bool,
     "graph?": {"inputs": [[int]], "calls": [object], "outputs": [int], "names?": [str]},
+    "frozen?": [str],
     "forms?": [{"scale": (None, [float]), "channels_last": bool}],
 }
 

@@ -24,6 +24,16 @@ OPSET, IR_VERSION = 21, 10
 """What is written: the ops of ONNX 1.16, which has GroupNormalization with a weight for each channel."""
 
 
+TRAINED, NORMALISATION = "trained", "normalisation"
+"""Notes in the metadata: the names of the parameters that are trained, and the normalisation of the images."""
+_PREFIX = "nbcnn."
+
+
+def noted(file: Any) -> dict[str, str]:
+    """The notes of `to_onnx` in the metadata of an onnx.ModelProto."""
+    return {each.key.removeprefix(_PREFIX): each.value for each in file.metadata_props if each.key.startswith(_PREFIX)}
+
+
 def exported(model: Any, batch: int | None = None) -> Any:
     """The onnx.ModelProto of `model`; see `nbcnn.onnx.to_onnx`."""
     onnx = onnx_package()
@@ -61,7 +71,7 @@ def exported(model: Any, batch: int | None = None) -> Any:
 
 
 def _notes(model: Any) -> dict[str, str]:
-    """What `from_onnx` takes from the metadata: forms of examples, names of classes, the loss."""
+    """What `from_onnx` takes from the metadata: forms of examples, names of classes, the loss, the layers, which parameters are trained."""
     net = model.net
     form = model.form or Form(net.input_shape)
     forms = form.parts if isinstance(form, Forms) else (form,)
@@ -70,7 +80,11 @@ def _notes(model: Any) -> dict[str, str]:
         made["classes"] = list(model.classes)
     if net.has_loss:
         made["loss"] = description.as_data([net.layers[-1]])
-    return {f"nbcnn.{key}": json.dumps(value) for key, value in made.items()} | {"nbcnn.input": _input_words(forms)}
+    made[TRAINED] = [name for name in net.params.layout.names if name not in model.frozen()]
+    words = {description.KEY: description.dumps(net.body, net.input_shape)}
+    words |= {NORMALISATION: net.normalisation.text()} if net.normalisation is not None else {}
+    words |= {key: json.dumps(value) for key, value in made.items()} | {"input": _input_words(forms)}
+    return {f"{_PREFIX}{key}": value for key, value in words.items()}
 
 
 def _input_words(forms: Sequence[Form]) -> str:

@@ -24,8 +24,10 @@ from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.onnx import elementwise, norms, products, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
 from nbcnn.onnx.constants import FOLDED, folded
 from nbcnn.onnx.errors import OnnxError, Unsupported, UnsupportedNodes, onnx_package
+from nbcnn.onnx.exporter import noted
 from nbcnn.onnx.files import File, initialisers, label, read
 from nbcnn.onnx.node import OPS, Node
+from nbcnn.onnx.restored import restored, shapes_of, trained
 from nbcnn.onnx.shapes import entered, shape_of
 from nbcnn.onnx.values import Dims, Sheet, Val, apart, limited
 from nbcnn.plan.graph import ShapeError
@@ -73,6 +75,8 @@ def imported(
 ) -> Imported:
     """The model of a file, with the names of its inputs and outputs; see `nbcnn.onnx.from_onnx`."""
     file = read(source)
+    if not shapes and not constants and batched and (made := _restored(file, loss, mode, precision)) is not None:
+        return made
     walk = _Walk(file, dict(shapes or {}), {name: np.asarray(value) for name, value in (constants or {}).items()}, batched, loss is not None)
     graph = walk.graph()
     notes = _notes(file, len(graph.inputs))
@@ -81,17 +85,39 @@ def imported(
     model.net.params.load_dict(known | walk.sheet.arrays(graph))
     for name in walk.sheet.untrained(graph):
         model.freeze(name)
-    forms = notes.get("forms") or [Form(shape, scale=(0.0, 1.0)) for shape in graph.inputs]
-    known_forms = [replace(each, shape=shape) for each, shape in zip(forms, graph.inputs, strict=True)]
-    model.learn(known_forms[0] if len(known_forms) == 1 else Forms(tuple(known_forms)))
+    _learn(model, notes, graph.inputs)
     return Imported(model, walk.inputs, walk.outputs, walk.labels)
+
+
+def _restored(file: File, loss: Any, mode: str, precision: str | None) -> Imported | None:
+    """The network that `to_onnx` noted in a file whose graph is still that network's; else None."""
+    notes = _notes(file, len(file.graph.input))
+    model = restored(file, loss or notes.get("loss"), mode, precision)
+    if model is None:
+        return None
+    model.classes = tuple(notes["classes"]) if notes.get("classes") else None
+    inputs, outputs = shapes_of(model)
+    _learn(model, notes, inputs)
+    kept = trained(file)
+    for name in model.net.params.layout.names:
+        if kept is not None and name not in kept:
+            model.freeze(name)
+    names = [[each.name for each in given] for given in (file.graph.input, file.graph.output)]
+    return Imported(model, dict(zip(names[0], inputs, strict=True)), dict(zip(names[1], outputs, strict=True)))
+
+
+def _learn(model: Model, notes: Mapping[str, Any], shapes: Sequence[Dims]) -> None:
+    """Let a model take examples of the noted forms, or floats as they are."""
+    forms = notes.get("forms") or [Form(shape, scale=(0.0, 1.0)) for shape in shapes]
+    known = [replace(each, shape=shape) for each, shape in zip(forms, shapes, strict=True)]
+    model.learn(known[0] if len(known) == 1 else Forms(tuple(known)))
 
 
 def _notes(file: File, inputs: int) -> dict[str, Any]:
     """What `to_onnx` wrote beside the graph: loss, classes, forms of examples. Raises OnnxError for notes that it cannot have written."""
     from nbcnn.files import document
 
-    said = {each.key.removeprefix("nbcnn."): each.value for each in file.model.metadata_props if each.key.startswith("nbcnn.")}
+    said = noted(file.model)
     made: dict[str, Any] = {}
     try:
         for key, form in NOTES.items():
@@ -130,7 +156,9 @@ class _Walk:
         self._read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
         self._reasons: list[str] = []
         self._values: dict[str, Any] = dict(initialisers(file))
-        self.sheet = Sheet(apart=apart((node.op_type, [name for name in node.input if name in self._values]) for node in graph.node))
+        kept = trained(file)
+        frozen = set() if kept is None else {name for name in self._values if name not in kept}
+        self.sheet = Sheet(frozen=frozen, apart=apart((node.op_type, [name for name in node.input if name in self._values]) for node in graph.node))
         inputs = {each.name: each for each in file.graph.input if each.name not in self._values}
         for what, given in (("shapes", shapes), ("constants", constants)):
             if strange := sorted(set(given) - {each.name for each in file.graph.input}):

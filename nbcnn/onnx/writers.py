@@ -13,12 +13,13 @@ import numpy as np
 
 from nbcnn.nn import activations, joins, layers, maps, norms, resampling, whitening
 from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
+from nbcnn.nn.joins import Detach
 from nbcnn.nn.layer import pair
 from nbcnn.onnx.errors import Unsupported, onnx_package
 from nbcnn.plan.graph import Buf, Tape, layer_of
-from nbcnn.plan.shapes import numel
+from nbcnn.plan.shapes import numel, pooled_extent
 
-LEFT_OUT = (Dropout, Noise, MaskSquares)
+LEFT_OUT = (Dropout, Noise, MaskSquares, Detach)
 """Layers that change nothing in a prediction."""
 
 Shape = tuple[int, ...]
@@ -200,17 +201,32 @@ def _linear_map(writer: Writer, layer: Any, name: str, reads: Sequence[str], sha
 
 @writes(resampling.MaxPool2d)
 def _max_pool(writer: Writer, layer: Any, name: str, reads: Sequence[str], shapes: Sequence[Shape]) -> str:
-    return writer.node("MaxPool", reads, name, **_windows(layer))
+    size, stride, before, after = _windows(layer, shapes[0])
+    return writer.node("MaxPool", reads, name, kernel_shape=size, strides=stride, pads=[*before, *after])
 
 
 @writes(resampling.AvgPool2d)
 def _avg_pool(writer: Writer, layer: Any, name: str, reads: Sequence[str], shapes: Sequence[Shape]) -> str:
-    return writer.node("AveragePool", reads, name, count_include_pad=int(layer.count_include_pad), **_windows(layer))
+    size, stride, before, after = _windows(layer, shapes[0])
+    given, counted = {"kernel_shape": size, "strides": stride}, layer.count_include_pad
+    if counted and after != before:
+        # The zeros of the padding count, and what lies beyond it for the last window does not.
+        beyond = [max(0, far - near) for near, far in zip(before, after, strict=True)]
+        sides = writer.constant(f"{name}.pads", (0, 0, *before, 0, 0, *(far - more for far, more in zip(after, beyond, strict=True))), np.int64)
+        padded = writer.node("Pad", [*reads, sides], f"{name}.padded", mode="constant")
+        return writer.node("AveragePool", [padded], name, pads=[0, 0, *beyond], count_include_pad=0, **given)
+    return writer.node("AveragePool", reads, name, pads=[*before, *after], count_include_pad=int(counted), **given)
 
 
-def _windows(layer: Any) -> dict[str, Any]:
+def _windows(layer: Any, shape: Shape) -> tuple[Any, Any, list[int], list[int]]:
+    """Sizes, strides, and paddings before and behind. ONNX's ceil_mode is left out: its checker counts windows that PyTorch leaves away."""
     size, stride, pad = layer.geometry()
-    return {"kernel_shape": size, "strides": stride, "pads": [*pad, *pad], "ceil_mode": int(layer.ceil_mode)}
+    after = list(pad)
+    for at, extent in enumerate(shape[1:]):
+        count = pooled_extent(extent, size[at], stride[at], pad[at], layer.ceil_mode)
+        if count > pooled_extent(extent, size[at], stride[at], pad[at]):
+            after[at] = (count - 1) * stride[at] + size[at] - extent - pad[at]
+    return size, stride, list(pad), after
 
 
 @writes(resampling.GlobalAvgPool2d)
@@ -294,8 +310,8 @@ def _evonorm_b0(writer: Writer, layer: Any, name: str, reads: Sequence[str], sha
     c = shapes[0][0]
     own = _shaped(writer, _deviation(writer, reads[0], name, c, layer.eps, shapes[0]), f"{name}.own", (c, 1, 1))
     other = writer.node("Add", [writer.node("Mul", [reads[0], _wide(writer, name, "v")], f"{name}.vx"), own], f"{name}.instance")
-    running = writer.params[f"{layer_of(name)}.running"].astype(np.float32)
-    batch = writer.constant(f"{name}.batch", np.sqrt(running + np.float32(layer.eps)).reshape(-1, 1, 1))
+    raised = writer.node("Add", [_wide(writer, name, "running"), writer.constant(f"{name}.eps", layer.eps)], f"{name}.running.raised")
+    batch = writer.node("Sqrt", [raised], f"{name}.batch")
     made = writer.node("Div", [reads[0], writer.node("Max", [other, batch], f"{name}.divisor")], f"{name}.quotient")
     scaled = writer.node("Mul", [made, _wide(writer, name, "gamma")], f"{name}.scaled")
     return writer.node("Add", [scaled, _wide(writer, name, "beta")], name)
@@ -339,9 +355,10 @@ def _scale(writer: Writer, layer: Any, name: str, reads: Sequence[str], shapes: 
 
 @writes(activations.Threshold)
 def _threshold(writer: Writer, layer: Any, name: str, reads: Sequence[str], shapes: Sequence[Shape]) -> str:
-    if layer.value:
-        raise Unsupported(f"the value {layer.value} below the limit, which ThresholdedRelu has as 0")
-    return writer.node("ThresholdedRelu", reads, name, alpha=layer.limit)
+    if not layer.value:
+        return writer.node("ThresholdedRelu", reads, name, alpha=layer.limit)
+    above = writer.node("Greater", [*reads, writer.constant(f"{name}.limit", layer.limit)], f"{name}.above")
+    return writer.node("Where", [above, *reads, writer.constant(f"{name}.value", layer.value)], name)
 
 
 @writes(whitening.Root)

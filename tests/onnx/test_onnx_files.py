@@ -338,7 +338,7 @@ def test_tensors_of_numbers_are_read_from_raw_bytes_and_from_fields(kind):
 )
 def test_the_metadata_says_which_numbers_the_input_takes(x, said):
     from nbcnn import Linear, Model
-    from nbcnn.onnx.exporter import to_onnx
+    from nbcnn.onnx import to_onnx
 
     with Model([Linear(2)], "cross_entropy", mode="cpu") as model:
         model.fit(x, [1], verbose=0)
