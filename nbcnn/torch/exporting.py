@@ -14,16 +14,38 @@ from torch import Tensor, fx, nn
 
 from nbcnn.files.errors import UsageError
 from nbcnn.model.files import COUNTERS
-from nbcnn.nn.activations import ELU, GELU, HardSwish, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softmax, Swish, Tanh
+from nbcnn.nn.activations import (
+    ELU,
+    GELU,
+    Abs,
+    Clip,
+    HardSwish,
+    LeakyReLU,
+    LogSoftmax,
+    Power,
+    PReLU,
+    ReLU,
+    ReLU6,
+    Scale,
+    Sigmoid,
+    Softmax,
+    Softplus,
+    Swish,
+    Tanh,
+    Threshold,
+)
 from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
 from nbcnn.nn.graphs import Graph, wired
-from nbcnn.nn.joins import Add, Concat, Mul, Pad, Reshape
+from nbcnn.nn.joins import Add, Concat, Detach, Mul, Pad, Reshape
 from nbcnn.nn.layer import pair
 from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
+from nbcnn.nn.maps import LinearMap, Permute
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm, InstanceNorm2d, LayerNorm
 from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, Upsample2d
+from nbcnn.nn.whitening import Root
 from nbcnn.plan.graph import layer_of
 from nbcnn.torch import Unsupported, state_dict
+from nbcnn.torch.modules import Own
 from nbcnn.torch.weights import home_of
 
 
@@ -31,7 +53,11 @@ def exported(model: Any) -> fx.GraphModule:
     """See `nbcnn.torch.to_module`."""
     if not hasattr(model, "net"):
         raise UsageError(f"to_module takes a nbcnn.Model, got {type(model).__name__}")
-    return filled(module_of(model.net.body), state_dict(model)).eval()
+    made = filled(module_of(model.net.body), state_dict(model)).eval()
+    own = dict(made.named_parameters())
+    for name in model.frozen():
+        own[name].requires_grad_(False)
+    return made
 
 
 def module_of(layers: Any) -> fx.GraphModule:
@@ -106,14 +132,71 @@ class _Writing:
         return made
 
 
-class EvoNormS0Module(nn.Module):
+class Layered(Own):
+    """A layer without parameters that PyTorch has no module for: its function is in `FORWARD`."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        if isinstance(layer, LinearMap):
+            rows = layer.rows()
+            taps = max(1, *map(len, rows))
+            filled = [[*row, *([(0, 0.0)] * (taps - len(row)))] for row in rows]
+            # Buffers, so that they move with the module, but no part of its state dict.
+            self.register_buffer("indices", torch.tensor([at for row in filled for at, _ in row]), persistent=False)
+            self.register_buffer("weights", torch.tensor([[weight for _, weight in row] for row in filled]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y of a batch x."""
+        return FORWARD[type(self.layer)](self, x)
+
+
+def _mapped(module: Any, x: Tensor) -> Tensor:
+    """y[…, p, …] = Σ_k weights[p, k]·x[…, indices[p, k], …]."""
+    axis, (made, taps) = module.layer.axis, module.weights.shape
+    taken = x.index_select(axis, module.indices).unflatten(axis, (made, taps))
+    return (taken * module.weights.view(made, taps, *(1,) * (3 - axis))).sum(axis + 1)
+
+
+def _permuted(module: Any, x: Tensor) -> Tensor:
+    layer = module.layer
+    made = x.reshape(-1, *(layer.shape or x.shape[1:])).permute(0, *(axis + 1 for axis in layer.axes))
+    return made if len(layer.axes) == 3 else made.flatten(1)
+
+
+def _masked(module: Any, x: Tensor) -> Tensor:
+    """0 in a random share of the squares in training, elsewhere x/(1 − share)."""
+    layer = module.layer
+    if not module.training or not layer.share:
+        return x
+    (height, width), size = x.shape[2:], layer.size
+    kept = torch.rand(len(x), 1, -(-height // size), -(-width // size), device=x.device) >= layer.share
+    kept = kept.repeat_interleave(size, 2).repeat_interleave(size, 3)[:, :, :height, :width]
+    return x * kept / (1 - layer.share)
+
+
+FORWARD: dict[type, Callable[[Any, Tensor], Tensor]] = {
+    Abs: lambda module, x: x.abs(),
+    Clip: lambda module, x: x.clamp(module.layer.low, module.layer.high),
+    Power: lambda module, x: x**module.layer.exponent,
+    Scale: lambda module, x: module.layer.factor * x + module.layer.shift,
+    Root: lambda module, x: x / torch.sqrt(x.abs() + module.layer.eps),
+    LinearMap: _mapped,
+    Permute: _permuted,
+    Noise: lambda module, x: x + module.layer.sigma * torch.randn_like(x) if module.training else x,
+    MaskSquares: _masked,
+}
+"""What the layers of `Layered` compute."""
+
+
+class EvoNormS0Module(Own):
     """γ·x·σ(v·x)/s + β, s the deviation of a group of channels of one image (arXiv:2004.02967). Shapes: (N, C, H, W) stays as it is."""
 
-    def __init__(self, channels: int, groups: int, eps: float) -> None:
+    def __init__(self, layer: EvoNormS0) -> None:
         super().__init__()
-        self.groups, self.eps = groups, eps
-        for name in ("gamma", "beta", "v"):
-            self.register_parameter(name, nn.Parameter(torch.empty(channels)))
+        self.layer, self.groups, self.eps = layer, layer.groups, layer.eps
+        for name, param in layer.params().items():
+            self.register_parameter(name, nn.Parameter(torch.empty(param.shape)))
 
     def forward(self, x: Tensor) -> Tensor:
         """y of images x."""
@@ -123,18 +206,18 @@ class EvoNormS0Module(nn.Module):
         return gamma * x * torch.sigmoid(v * x) / spread + beta
 
 
-class EvoNormB0Module(nn.Module):
+class EvoNormB0Module(Own):
     """γ·x/max(s_B, v·x + s_I) + β; s_I the deviation of a channel of one image, s_B that of the channel over the batch, or in evaluation √running.
 
     Shapes: (N, C, H, W) stays as it is. The source is arXiv:2004.02967.
     """
 
-    def __init__(self, channels: int, eps: float, momentum: float) -> None:
+    def __init__(self, layer: EvoNormB0) -> None:
         super().__init__()
-        self.eps, self.momentum = eps, momentum
-        for name in ("gamma", "beta", "v"):
-            self.register_parameter(name, nn.Parameter(torch.empty(channels)))
-        self.register_buffer("running", torch.empty(channels))
+        self.layer, self.eps, self.momentum = layer, layer.eps, layer.momentum
+        for name, param in layer.params().items():
+            self.register_parameter(name, nn.Parameter(torch.empty(param.shape)))
+        self.register_buffer("running", torch.empty(layer.state()["running"].shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """y of images x."""
@@ -181,8 +264,8 @@ MODULES: dict[type, Callable[[Any], nn.Module]] = {
     GroupNorm: lambda each: nn.GroupNorm(each.num_groups, each.channels, each.eps),
     InstanceNorm2d: lambda each: nn.InstanceNorm2d(each.channels, each.eps, affine=each.affine),
     LayerNorm: lambda each: nn.LayerNorm(each.normalized_shape, each.eps),
-    EvoNormS0: lambda each: EvoNormS0Module(each.channels, each.groups, each.eps),
-    EvoNormB0: lambda each: EvoNormB0Module(each.channels, each.eps, each.momentum),
+    EvoNormS0: EvoNormS0Module,
+    EvoNormB0: EvoNormB0Module,
     ReLU: lambda each: nn.ReLU(),
     ReLU6: lambda each: nn.ReLU6(),
     LeakyReLU: lambda each: nn.LeakyReLU(each.negative_slope),
@@ -199,9 +282,10 @@ MODULES: dict[type, Callable[[Any], nn.Module]] = {
     AvgPool2d: lambda each: nn.AvgPool2d(*each.geometry(), ceil_mode=each.ceil_mode, count_include_pad=each.count_include_pad),
     Upsample2d: lambda each: nn.Upsample(scale_factor=float(each.scale_factor)),
     Resize: _resize,
-    # They act on the examples of a data set, in training: a module has neither.
-    Noise: lambda each: nn.Identity(),
-    MaskSquares: lambda each: nn.Identity(),
+    Softplus: lambda each: nn.Softplus(),
+    LogSoftmax: lambda each: nn.LogSoftmax(1),
+    Threshold: lambda each: nn.Threshold(each.limit, each.value),
+    **dict.fromkeys(FORWARD, Layered),
 }
 """The module of each layer that is one."""
 
@@ -225,5 +309,6 @@ FUNCTIONS: dict[type, Callable[[fx.Graph, Any, Sequence[fx.Node]], fx.Node]] = {
     Pad: _pad,
     Reshape: lambda graph, layer, reads: graph.call_function(torch.reshape, (reads[0], (-1, *layer.shape))),
     GlobalAvgPool2d: lambda graph, layer, reads: graph.call_function(torch.mean, (reads[0], (2, 3))),
+    Detach: lambda graph, layer, reads: graph.call_method("detach", (reads[0],)),
 }
 """What is a function in PyTorch, not a module."""

@@ -16,6 +16,7 @@ import numpy as np
 from nbcnn.nn.activations import Threshold
 from nbcnn.nn.corruption import Dropout
 from nbcnn.nn.joins import Detach
+from nbcnn.nn.norms import InstanceNorm2d
 from nbcnn.nn.resampling import GlobalAvgPool2d
 from nbcnn.onnx.rows import Resizing, taken
 from nbcnn.onnx.shapes import interpolated
@@ -176,6 +177,8 @@ def instance_norm(
         raise Refused("track_running_stats=True")
     channels, *space = value_of(input).dims
     if weight is None and bias is None:
+        if len(space) == 2 and input.value.shape == input.dims:
+            return Val(c.sheet.call(InstanceNorm2d(eps=float(eps)), input.value), input.dims)
         return c.op("LayerNormalization", input.seen((channels, numel(tuple(space)))), None, None, axis=-1, epsilon=float(eps)).seen(input.dims)
     scale, offset = (np.full(channels, value, np.float32) if each is None else each for each, value in ((weight, 1.0), (bias, 0.0)))
     return c.op("InstanceNormalization", input, scale, offset, epsilon=float(eps))

@@ -22,11 +22,12 @@ class Own(nn.Module):
 
 def own(c: Call, m: Own, input: Any) -> Val:
     """The layer of an `Own` module, with the module's tensors."""
-    held = {name: c.held(name) for name, _ in [*m.named_parameters(recurse=False), *m.named_buffers(recurse=False)]}
+    layer: Any = m.layer
+    held = {name: c.held(name) for name in (*layer.params(), *(layer.state() if hasattr(layer, "state") else ()))}
     kept = {name: each for name, each in held.items() if each is not None}
     arrays = {name: each.tensor.detach().numpy() for name, each in kept.items()}
     x = value_of(input)
-    y = c.sheet.call(m.layer, c.sheet.shaped(x, x.dims), arrays, {name: each.name for name, each in kept.items()})
+    y = c.sheet.call(layer, c.sheet.shaped(x, x.dims), arrays, {name: each.name for name, each in kept.items()})
     return Val(y, y.shape)
 
 

@@ -26,8 +26,11 @@ def pulled(y, seed=3):
 def gradients_there(module, x, training=True):
     """The float64 gradients of a module's trained parameters, (value, gradient), of those that get one."""
     double = copy.deepcopy(module).double().train(training)
-    pulled(double(x.double())).backward()
-    return [(each.detach().numpy(), each.grad.numpy()) for each in double.parameters() if each.requires_grad and each.grad is not None]
+    value = pulled(double(x.double()))
+    if value.requires_grad:
+        value.backward()
+    found = [each for each in double.parameters() if each.requires_grad and each.grad is not None]
+    return [(each.detach().numpy(), each.grad.numpy()) for each in found if each.grad.any()]
 
 
 def gradients_here(model, x):
@@ -35,9 +38,11 @@ def gradients_here(model, x):
     layers = nbcnn.torch.module(model, mode="cpu").double()
     layers.train()
     shape = model.net.output_shape
+    if not layers.names or not trained(model):
+        return []
     pulled(layers(x.double().reshape(len(x), *model.net.input_shape)).reshape(len(x), *shape)).backward()
     own = dict(layers.named_parameters())
-    return [(own[name].detach().numpy(), own[name].grad.numpy()) for name in trained(model)]
+    return [(own[name].detach().numpy(), own[name].grad.numpy()) for name in trained(model) if own[name].grad.any()]
 
 
 def assert_same_gradients(model, module, x, tolerance=1e-9):
@@ -53,7 +58,8 @@ def assert_same_gradients(model, module, x, tolerance=1e-9):
                 # Offsets of what was subtracted have the other sign.
                 sign = 1.0 if np.array_equal(own.reshape(-1), value.reshape(-1)) else -1.0
                 scale = max(1.0, float(np.abs(gradient).max()))
-                assert np.abs(sign * found.reshape(-1) - gradient.reshape(-1)).max() <= tolerance * scale, value.shape
+                apart = np.abs(sign * found.reshape(-1) - gradient.reshape(-1)).max()
+                assert apart <= tolerance * scale, (value.shape, apart, scale)
                 del here[at]
                 break
         else:

@@ -17,6 +17,7 @@ from torch import nn
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import losses
+from nbcnn.nn.corruption import MaskSquares, Noise
 from nbcnn.nn.graphs import Graph
 from nbcnn.torch.exporting import filled, module_of
 
@@ -48,8 +49,7 @@ def twin(layers: Sequence[Any]) -> Any:
     """
     body: Any = layers.body if isinstance(layers, Graph) else [layer for layer in layers if not hasattr(layer, "needs_labels")]
     made = module_of(body)
-    # Noise and MaskSquares, which draw in training alone, are nn.Identity in an exported network.
-    if drawing := [name for name, module in made.named_modules() if isinstance(module, nn.Dropout | nn.Identity)]:
+    if drawing := [name for name, module in made.named_modules() if isinstance(getattr(module, "layer", module), nn.Dropout | Noise | MaskSquares)]:
         raise UsageError(f"the network has no peer: PyTorch draws other random numbers in {', '.join(drawing)}")
     return made
 
