@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "train a network on images or series; python train.py is the same",
     "extract": "write the features that a run's encoder makes; python extract_features.py is the same",
     "predict": "apply a trained network to image files: classes, probabilities, reconstructions",
+    "evaluate": "loss, accuracy, precision, recall and F1 of a trained network on a data set",
     "export": "write a trained network as an ONNX file, which other programs run",
     "import": "make a network of an ONNX file, to predict with and to train further",
     "pipeline": "train, extract and classify, one after the other, in one folder",

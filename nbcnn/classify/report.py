@@ -11,6 +11,7 @@ import numpy as np
 
 from nbcnn.classify.pipeline import Outcome
 from nbcnn.files.atomic import replace_bytes
+from nbcnn.train.pixels import by_class
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ def summary(outcome: Outcome, scores: Scores) -> dict[str, Any]:
         "train_accuracy": scores.train,
         "test_accuracy": scores.test,
         "per_class_accuracy": [None if np.isnan(value) else float(value) for value in scores.per_class],
+        **{
+            what: [None if np.isnan(value) else float(value) for value in values]
+            for what, values in by_class(scores.confusion).items()
+            if what != "iou"
+        },
         "confusion": scores.confusion.tolist(),
         "features": outcome.width,
         "train_samples": len(outcome.train_predicted),
@@ -67,14 +73,21 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def class_table(scores: Scores, names: tuple[str, ...]) -> str:
-    """Test accuracy of each class beside the confusion matrix (rows: true class, columns: predicted class)."""
+    """Precision, recall and F1 of each class on the test set, and the confusion matrix (rows: true class, columns: predicted class)."""
     cell = max(5, *(len(str(value)) + 1 for value in scores.confusion.ravel()))
     label = max(len(name) for name in names)
     # Names may be long; columns are numbered, rows say which number is which.
-    lines = [f"{'true class':<{label + 5}}{'accuracy':>9}   predicted" + "".join(f"{at:>{cell}}" for at in range(len(names)))]
+    found = by_class(scores.confusion)
+    shown = ("precision", "recall", "f1")
+    lines = [
+        f"{'true class':<{label + 5}}"
+        + "".join(f"{what:>10}" for what in shown)
+        + "   predicted"
+        + "".join(f"{at:>{cell}}" for at in range(len(names)))
+    ]
     for at, name in enumerate(names):
-        accuracy = "-" if np.isnan(scores.per_class[at]) else f"{scores.per_class[at]:.2%}"
-        lines.append(f"{at:>3}  {name:<{label}}{accuracy:>9}{'':12}" + "".join(f"{value:>{cell}}" for value in scores.confusion[at]))
+        values = "".join(f"{'-':>10}" if np.isnan(found[what][at]) else f"{found[what][at]:>10.2%}" for what in shown)
+        lines.append(f"{at:>3}  {name:<{label}}{values}{'':12}" + "".join(f"{value:>{cell}}" for value in scores.confusion[at]))
     return "\n".join(lines)
 
 

@@ -59,11 +59,21 @@ def read(path: Path, expected: tuple[int, int], fit: tuple[int, int] | None = No
     return values.astype(np.uint8)
 
 
+DISTINCT = (
+    *("000000", "F3C300", "875692", "F38400", "A1CAF1", "BE0032", "C2B280", "848482", "008856", "E68FAC", "0067A5"),
+    *("F99379", "B3446C", "882D17", "8DB600", "654522", "E25822", "2B3D26"),
+)
+"""Black, and seventeen colours that are easy to tell apart: those of K. L. Kelly, "Twenty-two colors of maximum contrast", 1965, but four."""
+
+
 def palette() -> np.ndarray:
-    """A colour for each of 256 classes, uint8 (256, 3), class 0 black: those of PASCAL VOC, the bits of a number by turns on red, green and blue."""
+    """A colour for each of 256 classes, uint8 (256, 3), class 0 black: `DISTINCT`, then those of PASCAL VOC, the bits of a number by turns on red,
+    green and blue.
+    """
     number, colours = np.arange(256), np.zeros((256, 3), np.int64)
     for bit in range(8):
         colours |= (number[:, None] >> (3 * bit + np.arange(3)) & 1) << (7 - bit)
+    colours[: len(DISTINCT)] = [tuple(bytes.fromhex(colour)) for colour in DISTINCT]
     return colours.astype(np.uint8)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator, PercentFormatter
 
 from nbcnn.datasets.masks import palette
 from nbcnn.files import atomic
@@ -20,10 +21,22 @@ from nbcnn.files import atomic
 TRAIN, TEST = "#0072B2", "#D55E00"
 
 
+SCORES = {"test_accuracy": "test accuracy", "test_iou": "mean intersection over union"}
+"""Scores of an epoch that `curves` draws."""
+
+
+class Plain(LogFormatter):
+    """Labels of a logarithmic axis as people write them: 0.9, not 9e−01."""
+
+    def _num_to_string(self, x: float, vmin: float, vmax: float) -> str:
+        return f"{x:g}"
+
+
 def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Training and test loss by epoch, logarithmic, as a PNG at `path`; `rows` are a run's metrics."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    """Training and test loss by epoch, logarithmic, below it the test accuracy where there is one; a PNG at `path`. `rows` are a run's metrics."""
+    scored = {name: words for name, words in SCORES.items() if any(name in row for row in rows)}
+    figure = Figure(figsize=(7, 7.2 if scored else 4.2), layout="constrained")
+    axes, *below = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False, height_ratios=(3, 2) if scored else (1,)).flat
     epochs = [row["epoch"] for row in rows]
     axes.plot(epochs, [row["train_loss"] for row in rows], color=TRAIN, marker="o", markersize=4, label="training")
     tested = [row for row in rows if "test_loss" in row]
@@ -32,10 +45,24 @@ def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
         axes.plot(at, [row["test_loss"] for row in tested], color=TEST, marker="s", markersize=4, linestyle="--", label="test")
     which = "test_loss" if tested else "train_loss"
     best = min(tested or rows, key=lambda row: row[which])
-    axes.set(yscale="log", xlabel="epoch", ylabel="loss (mean)")
+    axes.set(yscale="log", ylabel="loss (mean)")
+    (below[0] if below else axes).set_xlabel("epoch")
     axes.set_title(f"{title}\nbest {which.replace('_', ' ')} {best[which]:.5f} after epoch {best['epoch']}", fontsize=10)
-    axes.yaxis.set_major_formatter(LogFormatter())
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(3, 1)))
+    axes.yaxis.set_major_formatter(Plain())
+    axes.yaxis.set_minor_formatter(Plain(minor_thresholds=(3, 1)))
+    for each, (name, words), colour in zip(below * 2, scored.items(), (TEST, TRAIN), strict=False):
+        each.plot(
+            [row["epoch"] for row in rows if name in row],
+            [row[name] for row in rows if name in row],
+            color=colour,
+            marker="s",
+            markersize=4,
+            label=words,
+        )
+        each.set(ylabel="share")
+        each.yaxis.set_major_formatter(PercentFormatter(1.0))
+        each.grid(True, alpha=0.3)
+        each.legend()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
@@ -76,9 +103,11 @@ def confusion(path: Path, counts: np.ndarray, names: Sequence[str], title: str) 
     figure = Figure(figsize=(side + 1, side), layout="constrained", dpi=120)
     axes = figure.add_subplot()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    # Square cells would leave the layout no say in the width, and it would cut the axis's label.
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
-    axes.set(title=title, xlabel="predicted class", ylabel="true class")
+    figure.suptitle("\n".join(textwrap.fill(line, int(11 * side)) for line in title.splitlines()), fontsize=10)
+    axes.set(xlabel="predicted class", ylabel="true class")
     axes.set_xticks(range(classes), names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(classes), names)
     if classes <= 30:

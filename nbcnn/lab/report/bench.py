@@ -135,9 +135,8 @@ def _where(rows: list[dict[str, Any]]) -> Iterator[str]:
     last = rows[-1]["time"]
     yield page.heading(f"One training step of epoch {rows[-1]['epoch']}, launch by launch: {last['step_ms']:.3f} ms")
     bars = [(name, max(ms, 0.0), f"{ms:.3f} ms, {ms / max(last['step_ms'], 1e-9):.0%}") for name, ms in parts(last)]
-    caption = (
-        f"Kernels by op and pass, and the gaps between launches. Enqueuing the step one launch at a time took the host {last['host_ms']:.3f} ms."
-    )
+    host = f" Enqueuing the step one launch at a time took the host {last['host_ms']:.3f} ms." if last["host_ms"] else ""  # nothing on a CPU
+    caption = f"{'Kernels' if host else 'Times'} by op and pass, and the gaps between launches.{host}"
     yield page.figure(svg.bars(bars, "milliseconds", log=False), caption)
     names = list(dict.fromkeys(name for row in rows for name, _ in parts(row["time"])))
     table = [

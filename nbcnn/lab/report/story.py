@@ -41,7 +41,11 @@ def _run_cards(source: Source) -> list[tuple[str, str]]:
         ]
         scored = [row for row in source.metrics if "test_accuracy" in row]
         if scored:
-            facts.insert(0, (f"{scored[-1]['test_accuracy']:.2%}", f"test accuracy on {data}, last epoch"))
+            of = "of pixels " if source.task == "segment" else ""
+            facts.insert(0, (f"{scored[-1]['test_accuracy']:.2%}", f"test accuracy {of}on {data}, last epoch"))
+        overlaps = [row["test_iou"] for row in source.metrics if "test_iou" in row]
+        if overlaps:
+            facts.insert(0, (f"{overlaps[-1]:.2%}", f"mean intersection over union of the classes on {data}, last epoch"))
     if source.forecast and "network" in source.forecast["rmsle"]:
         facts.insert(0, (f"{source.forecast['rmsle']['network']:.4f}", "RMSLE in the test months"))
     if source.classified:
@@ -154,7 +158,8 @@ def curves(source: Source) -> Parts:
         wrong = [(at, 1 - row["test_accuracy"]) for at, row in epochs if "test_accuracy" in row]
         if any(share > 0 for _, share in wrong):
             shares = [(at, 100 * share) for at, share in wrong if share > 0]
-            yield page.figure(svg.lines([svg.Series("test", shares, 2)], "epoch", "% wrong", whole=True), "Test images that are classified wrongly.")
+            what = "Pixels of the test images" if source.task == "segment" else "Test images"
+            yield page.figure(svg.lines([svg.Series("test", shares, 2)], "epoch", "% wrong", whole=True), f"{what} that are classified wrongly.")
         if wrong:
             rows = [(at, f"{1 - share:.2%}") for at, share in wrong]
             yield page.folded("test accuracy by epoch", page.table(("epoch", "test accuracy"), rows))
