@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nbcnn.files.errors import UsageError
     from nbcnn.gpu.device import GpuUnavailable
     from nbcnn.gpu.select import use_device
+    from nbcnn.model.declare import activation, loss, optimizer
     from nbcnn.model.files import Loaded, load
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
@@ -69,6 +70,7 @@ _HOMES = {
     "files.errors": ("UsageError",),
     "gpu.device": ("GpuUnavailable",),
     "gpu.select": ("use_device",),
+    "model.declare": ("activation", "loss", "optimizer"),
     "model.files": ("Loaded", "load"),
     "model.history": ("History",),
     "model.network": ("Model",),
@@ -192,10 +194,13 @@ __all__ = [
     "Whiten",
     "WhitenPatches",
     "__version__",
+    "activation",
     "autoencoder",
     "load",
+    "loss",
     "mnist_cnn",
     "mobilenet",
+    "optimizer",
     "patches",
     "patches2",
     "resnet18",

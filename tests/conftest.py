@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from dataclasses import replace
@@ -46,6 +47,14 @@ def what_tests_leave_is_walked_once():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_tests_declare_is_forgotten():
+    """Activations, losses and optimizers that the tests of a file, or the examples of a docstring, put into the tables of this process."""
+    yield
+    if (module := sys.modules.get("nbcnn.model.declare")) is not None:
+        module.forget()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli import train_loss
+from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.names import FITTED
 
@@ -147,6 +148,21 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+def own_optimizer(name: str) -> Any:
+    """The class that `--optimizer FILE.py:NAME` means; the file is run. Raises UsageError for another thing than a class of `nbcnn.optimizer`."""
+    from nbcnn.nn.optim import Optimizer
+
+    found = user_code.function_of(name, "--optimizer")
+    if not isinstance(found, type) or not issubclass(found, Optimizer):
+        raise UsageError(f"--optimizer: {name} is no optimizer: nbcnn.optimizer makes the class of one")
+    return found
+
+
+def _own_rate(optimizer: str) -> float:
+    """The learning rate where none is given."""
+    return float(own_optimizer(optimizer).own_lr) if ":" in optimizer else LEARNING_RATES[optimizer]
+
+
 def fill(given: SimpleNamespace) -> SimpleNamespace:
     """The flags with the defaults of the recipe; `given` lists the names that the user set."""
     chosen = {name: value for name, value in vars(given).items() if value is not None}
@@ -156,15 +172,15 @@ def fill(given: SimpleNamespace) -> SimpleNamespace:
     if values["limit"] == ALL:
         values["limit"] = None
     if values["lr"] is None:
-        values["lr"] = LEARNING_RATES[values["optimizer"]]
+        values["lr"] = _own_rate(values["optimizer"])
     if values["optimizer"] != "sgd":
         for name in ("momentum", "nesterov"):
             if name in chosen:
-                raise UsageError(f"--{name} belongs to --optimizer sgd; {values['optimizer']} has its own two (0.9, 0.999)")
+                raise UsageError(f"--{name} belongs to --optimizer sgd; {values['optimizer']} has its own numbers")
         values |= {"momentum": 0.0, "nesterov": False}
     if (values["optimizer"] == "sgd") != (RECIPES[recipe]["optimizer"] == "sgd"):
         # The recipe's learning rate and momentum are those of the other optimizer.
-        other = {"lr": LEARNING_RATES[values["optimizer"]]} | ({"momentum": BASE["momentum"]} if values["optimizer"] == "sgd" else {})
+        other = {"lr": _own_rate(values["optimizer"])} | ({"momentum": BASE["momentum"]} if values["optimizer"] == "sgd" else {})
         values |= {name: value for name, value in other.items() if name not in chosen}
     if values["nesterov"] and not values["momentum"]:
         raise UsageError("--nesterov needs a --momentum above 0")

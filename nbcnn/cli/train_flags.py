@@ -20,6 +20,7 @@ from nbcnn.cli.recipes import (
     ON_CPU,
     RECIPES,
 )
+from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import called
@@ -78,6 +79,11 @@ FUNCTION = paths.PathArgument("reads", str, recorded=True, parts=paths.of_functi
 """The file of a function, in --model."""
 OUT = paths.PathArgument("folder", str, own=paths.RUN)
 """A run's folder, of which `train_run.start` says that it is taken."""
+
+
+def _optimizer(text: str) -> str:
+    """A converter to the name of an optimizer, or of a class of the user's."""
+    return text if user_code.is_function(text) else one_of("sgd", "adam", "adamw")(text)
 
 
 def parser() -> Parser:
@@ -197,7 +203,14 @@ def parser() -> Parser:
     )
     flag(group, "--recompute", bool, "make outputs of norms again in the backward pass instead of keeping them: less memory, the same bits", "off")
     flag(group, "--ema", real(0, below=1), "evaluate and save an average of the weights over steps, of this decay, such as 0.999; 0: off", 0)
-    flag(group, "--optimizer", one_of("sgd", "adam", "adamw"), "update rule; adamw: adam whose weight decay is apart", base["optimizer"])
+    flag(
+        group,
+        "--optimizer",
+        _optimizer,
+        "update rule: sgd, adam, adamw (adam whose weight decay is apart), or your own class of nbcnn.optimizer, FILE.py:NAME",
+        base["optimizer"],
+        metavar="{sgd,adam,adamw,FILE.py:NAME}",
+    )
     flag(group, "--lr", real(0, exclusive=True), "learning rate, the highest of the run", "0.1 for sgd, 0.001 for adam and adamw")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
     flag(group, "--nesterov", bool, "Nesterov's momentum", "off")

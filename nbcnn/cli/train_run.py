@@ -31,6 +31,7 @@ from nbcnn.nn.optim import (
     Cosine,
     Factor,
     OneCycle,
+    Optimizer,
     Piecewise,
     Schedule,
     StepDecay,
@@ -185,11 +186,13 @@ def take_weights(net: Any, start: Start) -> str:
     return saved.sha256
 
 
-def optimizer(flags: SimpleNamespace) -> SGD | Adam:
-    """The optimizer that the flags describe."""
+def optimizer(flags: SimpleNamespace) -> Optimizer:
+    """The optimizer that the flags describe. Raises UsageError for a class of the user's that is none."""
     shared = {"weight_decay": flags.weight_decay, "clip_value": flags.clip_value, "clip_norm": flags.clip_norm}
     if flags.optimizer == "sgd":
         return SGD(momentum=flags.momentum, nesterov=flags.nesterov, **shared)
+    if ":" in flags.optimizer:
+        return recipes.own_optimizer(flags.optimizer)(**shared)
     return (AdamW if flags.optimizer == "adamw" else Adam)(**shared)
 
 

@@ -9,7 +9,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.nn.graphs import Graph, Value
 from nbcnn.nn.joins import Losses
-from nbcnn.nn.losses import L1, MSE, BCEWithLogits, Huber, SoftmaxCrossEntropy
+from nbcnn.nn.losses import L1, MSE, BCEWithLogits, Huber, PairLoss, SoftmaxCrossEntropy
 from nbcnn.plan.graph import joins
 
 LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "mse": MSE, "bce": BCEWithLogits, "l1": L1, "huber": Huber}
@@ -57,6 +57,8 @@ def _loss(loss: Any) -> Any:
         if loss not in LOSSES:
             raise UsageError(f"no loss {loss!r}; there are {', '.join(LOSSES)}{nearest(loss, tuple(LOSSES))}")
         return LOSSES[loss]()
+    if isinstance(loss, type) and issubclass(loss, PairLoss):
+        return loss()
     if isinstance(loss, type) or not hasattr(loss, "needs_labels"):
-        raise UsageError(f"loss must be one of {', '.join(LOSSES)}, or a loss layer, got {loss!r}")
+        raise UsageError(f"loss must be one of {', '.join(LOSSES)}, or a loss layer (nbcnn.loss makes one of your own), got {loss!r}")
     return loss

@@ -30,7 +30,7 @@ from nbcnn.model.weights import Weights
 from nbcnn.nn import models
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layer import whole_number
-from nbcnn.nn.optim import SGD, Adam, check_number
+from nbcnn.nn.optim import SGD, Optimizer, check_number
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared
 from nbcnn.plan.graph import named
@@ -204,7 +204,7 @@ class Model(Weights):
         *,
         epochs: int = 1,
         batch_size: int | None = None,
-        optimizer: SGD | Adam | None = None,
+        optimizer: Optimizer | None = None,
         validation_data: Any = None,
         callbacks: Sequence[Callback] = (),
         run: Path | str | None = None,
@@ -233,7 +233,7 @@ class Model(Weights):
                          thread reads them ahead, in order.
         epochs           passes over the examples.
         batch_size       examples a training step; None is 64, or all if there are fewer. A callable's batches have their own.
-        optimizer        `SGD(lr=…)`, `Adam(lr=…)` or `AdamW(lr=…)`; None is SGD().
+        optimizer        `SGD(lr=…)`, `Adam(lr=…)`, `AdamW(lr=…)`, or one of your own (`nbcnn.optimizer`); None is SGD().
         validation_data  (x, y), or x for "mse", or a data set, of which the test images count: evaluated after every epoch, never trained on.
         callbacks        of `nbcnn.Callback`: reading, epoch, end, close. One that raises ends the training with CallbackError.
         run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
@@ -263,8 +263,9 @@ class Model(Weights):
         if batch_size is not None:
             batch_size = whole_number("fit", "batch_size", batch_size)
         optimizer = SGD() if optimizer is None else optimizer
-        if not isinstance(optimizer, SGD | Adam):
-            raise UsageError(f"optimizer must be nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…), got {quoted(optimizer)}")
+        if not isinstance(optimizer, Optimizer):
+            known = "nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…)"
+            raise UsageError(f"optimizer must be {known}, or one of your own by nbcnn.optimizer, got {quoted(optimizer)}")
         augment = augment if isinstance(augment, Augment) else Augment.parse(augment)
         images: Any
         batches = None

@@ -16,7 +16,7 @@ from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
 from nbcnn.model import files
 from nbcnn.model.history import History
-from nbcnn.nn.optim import SGD, Adam, Factor
+from nbcnn.nn.optim import Factor, Optimizer
 from nbcnn.run.session import TrainingSession
 from nbcnn.run.streaming import Batches
 from nbcnn.train.callbacks import ClassesOfPixels, Classification, Curves, Pictures, Plots, Progress
@@ -57,7 +57,7 @@ def train(
     *,
     epochs: int,
     batch_size: int | None,
-    optimizer: SGD | Adam,
+    optimizer: Optimizer,
     factors: Mapping[str, Factor],
     callbacks: Sequence[Callback],
     folder: RunFolder,

@@ -43,6 +43,10 @@ FORM = {
 }
 
 
+OWN: dict[str, type] = {}
+"""Classes of layers and losses that the user declared (`nbcnn.activation`, `nbcnn.loss`), by name."""
+
+
 class DescriptionError(ValueError):
     """A file's description of a network is not one, or names a layer that is not known; the message says which."""
 
@@ -81,7 +85,7 @@ def _left_out(layer: Any, each: Field[Any]) -> bool:
 
 def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
     """The layers that `as_data` described; `more` are classes of the caller's own. Raises DescriptionError."""
-    known = known_layers() | {kind.__name__: kind for kind in more}
+    known = known_layers() | OWN | {kind.__name__: kind for kind in more}
     if not isinstance(data, list):
         raise DescriptionError(f"layers must be a list, got {type(data).__name__}")
     made = list[Any]()
@@ -90,7 +94,8 @@ def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
             raise DescriptionError(f"layer {at} is no object with the name of a layer under 'layer'")
         name, values = item["layer"], {key: value for key, value in item.items() if key != "layer"}
         if name not in known:
-            raise DescriptionError(f"layer {at} is a {name}, which nbcnn does not have: give its class, as in nbcnn.load(path, layers=[{name}])")
+            advice = f"give its class, as in nbcnn.load(path, layers=[{name}]), or import the file that declares it first"
+            raise DescriptionError(f"layer {at} is a {name}, which nbcnn does not have: {advice}")
         try:
             if known[name] is Residual:
                 made.append(Residual(*from_data(values["body"], more)))

@@ -247,9 +247,9 @@ def matching(pattern: str, known: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Optimizer(Arguments):
+class Optimizer(Arguments):
     """What all optimizers share: the learning rate, gradient clipping and L2 weight decay, off at 0. These apply in this order
-    (`nbcnn.ops.update.sgd`):
+    (`nbcnn.ops.update.rule`):
 
     clip_norm     first the whole gradient is scaled down to this Euclidean norm if it is longer.
     clip_value    then every gradient element is cut to [−clip_value, clip_value].
@@ -306,7 +306,7 @@ class _Optimizer(Arguments):
 
 
 @dataclass(frozen=True)
-class SGD(_Optimizer):
+class SGD(Optimizer):
     """m = momentum·m + g; w −= lr·m (as torch.optim.SGD).
 
     lr            a number, or a schedule (`Cosine`, `Constant`, `StepDecay`, `OneCycle`, `Piecewise`); None is 0.1.
@@ -342,7 +342,7 @@ class SGD(_Optimizer):
 
 
 @dataclass(frozen=True)
-class Adam(_Optimizer):
+class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba, 2015; as torch.optim.Adam).
 
     lr            a number, or a schedule (`Cosine`, `Constant`); None is 0.001.

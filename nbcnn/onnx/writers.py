@@ -13,10 +13,12 @@ import numpy as np
 
 from nbcnn.nn import activations, joins, layers, maps, norms, resampling, whitening
 from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
+from nbcnn.nn.graphs import Graph, Input, wired
 from nbcnn.nn.joins import Detach
 from nbcnn.nn.layer import pair
 from nbcnn.onnx.errors import Unsupported, onnx_package
 from nbcnn.plan.graph import Buf, Tape, layer_of
+from nbcnn.plan.graph import joins as joins_several
 from nbcnn.plan.shapes import numel, pooled_extent
 
 LEFT_OUT = (Dropout, Noise, MaskSquares, Detach)
@@ -61,7 +63,7 @@ class Writer:
         """The nodes of a layer; a reason instead, where there are none."""
         if isinstance(layer, LEFT_OUT):
             return reads[0]
-        writing = WRITERS.get(type(layer))
+        writing = WRITERS.get(type(layer)) or (_composed if hasattr(layer, "composition") else None)
         if writing is None:
             self.reasons.append(f"{name}: {type(layer).__name__}")
             return reads[0]
@@ -70,6 +72,20 @@ class Writer:
         except Unsupported as error:
             self.reasons.append(f"{name}: {type(layer).__name__}, {error}")
             return reads[0]
+
+
+def _composed(writer: Writer, layer: Any, name: str, reads: Sequence[str], shapes: Sequence[Shape]) -> str:
+    """An activation of the user's own, by the layers that it says it is made of."""
+    x = Input(shapes[0])
+    graph = wired(Graph.of(x, layer.composition(x, **layer.attrs())))
+    values, tape = {0: (reads[0], shapes[0])}, Tape(training=False)
+    for node in graph.nodes:
+        called = name if node.writes == graph.outputs[0] else f"{name}.{node.name}"
+        read = [values[at] for at in node.reads]
+        bufs = [Buf(each, (1, *shape)) for each, shape in read]
+        made, _ = node.layer.build(tape, bufs if joins_several(node.layer) else bufs[0], called)
+        values[node.writes] = writer.layer(node.layer, called, [each for each, _ in read], [shape for _, shape in read]), made.shape[1:]
+    return values[graph.outputs[0]][0]
 
 
 def writes(*kinds: type) -> Callable[[Writing], Writing]:

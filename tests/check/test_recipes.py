@@ -14,7 +14,7 @@ import pytest
 from nbcnn.gpu import device
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = {"add-op": 4, "add-mode": 4, "own-model": 1}
+MOST_FILES = {"add-op": 4, "add-mode": 4, "own-model": 1, "add-loss": 1, "add-optimizer": 1}
 HELPERS = ("conftest.py", "compiled.py", "scripts.py", "ops/test_parity.py", "ops/activations/test_elementwise.py")
 PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="starts the simulator itself")
@@ -96,3 +96,22 @@ def test_a_model_of_ones_own(tmp_path):
     assert follow("own-model", tmp_path) == {"my_model.py"}
     said = run(tmp_path, "-c", "from my_model import train; print(train('run'))")
     assert float(said.split()[-1]) > 0.5  # ten classes; two short epochs recognise about 0.8
+
+
+def test_a_loss_and_an_optimizer_of_ones_own(tmp_path):
+    assert follow("add-loss", tmp_path) == {"own_focal.py"}
+    (tmp_path / "lion").mkdir()
+    assert follow("add-optimizer", tmp_path / "lion") == {"own_lion.py"}
+    shutil.move(tmp_path / "lion" / "own_lion.py", tmp_path)
+    train = "import nbcnn, numpy as np; from own_focal import FocalLoss; from own_lion import Lion; "
+    train += "x = np.arange(48, dtype=np.uint8).reshape(8, 6); model = nbcnn.Model([nbcnn.Linear(1)], FocalLoss(gamma=1.5), mode='cpu'); "
+    train += "h = model.fit(x, [0] * 4 + [1] * 4, epochs=30, batch_size=4, optimizer=Lion(nbcnn.Cosine(0.03)), verbose=0); "
+    train += "model.save('net.safetensors'); again = nbcnn.load('net.safetensors', mode='cpu'); "
+    train += "print(again.loss, h.rows[-1]['loss'] / h.rows[0]['loss'])"
+    loss, ratio = run(tmp_path, "-c", train).split()
+    assert loss == "FocalLoss(gamma=1.5)"
+    assert float(ratio) < 0.9
+    words = ["train.py", "--dataset", "shapes", "--mode", "cpu", "--model", "autoencoder", "--limit", "4", "--batch", "2", "--quiet"]
+    words += ["--optimizer", "own_lion.py:Lion", "--weight-decay", "0.1"]
+    run(tmp_path, *words, "--epochs", "2", "--out", "whole", "--save-every", "1")
+    assert '"optimizer": "own_lion.py:Lion"' in (tmp_path / "whole" / "config.json").read_text()

@@ -16,7 +16,7 @@ from nbcnn.nn import models
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, parameters
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.nn.series_layers import DepthwiseConv1d, StateSpaceConv1d
-from nbcnn.ops.update.sgd import effective_gradient
+from nbcnn.ops.update.rule import effective_gradient
 from nbcnn.plan import names
 from nbcnn.plan.bounds import STORE
 

@@ -61,7 +61,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "update/adam.py": (3, SINGLE),
     "update/ema.py": (1, SINGLE),
     "update/random.py": (12, PHILOX),
-    "update/sgd.py": (1, SINGLE),
+    "update/rule.py": (1, SINGLE),
 }
 
 

@@ -233,6 +233,10 @@ class _Function:
                 if isinstance(index, ast.Name) and isinstance(value, ast.Name):
                     return self._call("element", value, index)
                 return ast.Subscript(go(value), go(index), ctx)
+            case ast.Subscript(value, ast.Slice(lower, upper, None), ctx):
+                # Of a tuple: an array in a kernel has no slices.
+                bounds = [go(each) if each is not None else None for each in (lower, upper)]
+                return ast.Subscript(go(value), ast.Slice(*bounds), ctx)
             case ast.Tuple(elements, ctx):
                 return ast.Tuple([go(each) for each in elements], ctx)
         raise self._refuse(node, f"kernels have no {type(node).__name__}")

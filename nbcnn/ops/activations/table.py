@@ -64,7 +64,8 @@ def epilogue_function(call: Call) -> Any:
     return ACTIVATIONS[name].of(call.attrs) if name else None
 
 
-def _ops(each: Activation) -> dict[str, Impl]:
+def ops_of(each: Activation) -> dict[str, Impl]:
+    """The kernels of both passes of an activation, in every GPU row."""
     return {
         f"{each.name}_fprop": Impl(each.bind_fprop, supports=supports, traffic=streamed),
         f"{each.name}_dgrad": Impl(each.bind_dgrad, supports=supports, traffic=streamed),
@@ -72,7 +73,7 @@ def _ops(each: Activation) -> dict[str, Impl]:
 
 
 HOST = {f"{each.name}_{path}": host(reference) for each in ACTIVATIONS.values() for path, reference in (("fprop", each.fprop), ("dgrad", each.dgrad))}
-OPS = {op: impl for each in ACTIVATIONS.values() for op, impl in _ops(each).items()}
+OPS = {op: impl for each in ACTIVATIONS.values() for op, impl in ops_of(each).items()}
 
 
 def applied(after: Any) -> tuple[bool, Any]:

@@ -28,11 +28,13 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit, types
+from nbcnn.ops.activations.activation import frozen
 from nbcnn.ops.activations.sigmoid import sigmoid
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
+from nbcnn.ops.kernel.maps import launch_map
 from nbcnn.ops.kernel.reduce import QUADS, QUADS_PER_BLOCK, THREADS, add_partials, block_sum, f8, partial_bytes, sum_blocks
-from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
+from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
 from nbcnn.ops.kernel.traffic import Traffic, once, size, streamed
 from nbcnn.plan.shapes import numel
 
@@ -42,8 +44,7 @@ class Pairwise:
     """A loss f with its derivative in y: an entry of LOSSES.
 
     terms, slopes    the NumPy references: (y, target, **parameters) -> the elements of f, and of f′.
-    value, gradient  the same for one element on the GPU: device functions (y, target) -> float32, or float64 of f; with parameters, cached functions
-                     that make them.
+    value, gradient  the same for one element on the GPU: device functions (y, target, *parameters) -> float32, or float64 of f.
     parameters       f's parameters, with the values that its cases have.
     """
 
@@ -64,7 +65,7 @@ class Pairwise:
 
     def frozen(self, function: Any, call: Call) -> Any:
         """The device function with the parameters of the call."""
-        return function(**{name: float(call.attrs[name]) for name in self.parameters}) if self.parameters else function
+        return frozen(function, tuple(float(call.attrs[name]) for name in self.parameters))
 
     def bind_fprop(self, call: Call) -> list[Launch]:
         """Partial sums of blocks, then their sum; one launch where one block is enough."""
@@ -81,10 +82,8 @@ class Pairwise:
 
     def bind_dgrad(self, call: Call) -> list[Launch]:
         """One launch."""
-        (y, target), (dy,) = call.ins, call.outs
-        count = numel(call.in_shapes[0])
-        kernel = dgrad_kernel(self.name, self.frozen(self.gradient, call), *_kinds(call))
-        return [Launch(kernel, blocks(count, 4 * THREADS), THREADS, (y, target, dy, np.int32(count), np.float32(1 / count)))]
+        scale = np.float32(1 / numel(call.in_shapes[0]))
+        return launch_map("pair_loss_dgrad_kernel", _scaled(self.frozen(self.gradient, call)), call, scale)
 
 
 def _squares(y: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -119,26 +118,16 @@ def _huber_terms(y: np.ndarray, target: np.ndarray, delta: float) -> np.ndarray:
     return np.where(d <= delta, d * d / 2, delta * (d - delta / 2))
 
 
-@cache
-def _huber(delta: float) -> Any:
-    half = delta / 2
-
-    @jit(device=True)
-    def huber(y, t):
-        d = abs(y - t)
-        return d * d * 0.5 if d <= delta else delta * (d - half)
-
-    return huber
+@jit(device=True)
+def _huber(y, t, delta):
+    d = abs(y - t)
+    return d * d * 0.5 if d <= delta else delta * (d - delta / 2.0)
 
 
-@cache
-def _huber_gradient(delta: float) -> Any:
-    @jit(device=True)
-    def huber_gradient(y, t):
-        d = y - t
-        return delta if d > delta else -delta if d < -delta else d
-
-    return huber_gradient
+@jit(device=True)
+def _huber_gradient(y, t, delta):
+    d = y - t
+    return delta if d > delta else -delta if d < -delta else d
 
 
 def _bce_terms(y: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -220,32 +209,14 @@ def fprop_kernel(name: str, function: Any, kind: str, target_kind: str) -> Any:
 
 
 @cache
-def dgrad_kernel(name: str, function: Any, kind: str, target_kind: str) -> Any:
-    """The kernel of the gradient, whose slope is `function`; y and dy stored as `kind`, target as `target_kind`."""
-    (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
-    load_target, load4_target = scalar_io(target_kind)[0], vector_io(target_kind)[0]
+def _scaled(slope: Any) -> Any:
+    """Device function (y, target, scale) -> scale · f′(y, target)."""
 
-    @jit()
-    def pair_loss_dgrad_kernel(y, target, dy, count, scale):
-        """dy = scale · f′(y, target), scale = 1 / count.
+    @jit(device=True)
+    def scaled(y, target, scale):
+        return scale * slope(y, target)
 
-        grid    ⌈count / 1024⌉, block 256
-        owns    thread: four neighbours, and the first threads one each of the last count % 4
-        shared  none
-        moves   12·count bytes of float32; arrays aligned for groups of four
-        """
-        thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        quads = count >> 2
-        if thread < quads:
-            i = 4 * thread
-            y0, y1, y2, y3 = load4(y, i)
-            t0, t1, t2, t3 = load4_target(target, i)
-            store4(dy, i, scale * function(y0, t0), scale * function(y1, t1), scale * function(y2, t2), scale * function(y3, t3))
-        tail = 4 * quads + thread
-        if tail < count:
-            store(dy, tail, scale * function(load(y, tail), load_target(target, tail)))
-
-    return pair_loss_dgrad_kernel
+    return scaled
 
 
 def _kinds(call: Call) -> tuple[str, str]:
@@ -264,9 +235,19 @@ def traffic_fprop(call: Call) -> list[Traffic]:
     return [once(read, 8 * grid), *([once(8 * grid, 8)] if grid > 1 else [])]
 
 
-HOST = {op: host(f) for each in LOSSES.values() for op, f in ((f"{each.name}_fprop", each.fprop), (f"{each.name}_dgrad", each.dgrad))}
-OPS = {f"{each.name}_fprop": Impl(each.bind_fprop, scratch_fprop, traffic=traffic_fprop) for each in LOSSES.values()}
-OPS |= {f"{each.name}_dgrad": Impl(each.bind_dgrad, traffic=streamed) for each in LOSSES.values()}
+def host_of(each: Pairwise) -> dict[str, Impl]:
+    """The references of both passes of a loss."""
+    return {f"{each.name}_fprop": host(each.fprop), f"{each.name}_dgrad": host(each.dgrad)}
+
+
+def ops_of(each: Pairwise) -> dict[str, Impl]:
+    """The kernels of both passes of a loss, in every GPU row."""
+    fprop, dgrad = Impl(each.bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(each.bind_dgrad, traffic=streamed)
+    return {f"{each.name}_fprop": fprop, f"{each.name}_dgrad": dgrad}
+
+
+HOST = {op: impl for each in LOSSES.values() for op, impl in host_of(each).items()}
+OPS = {op: impl for each in LOSSES.values() for op, impl in ops_of(each).items()}
 GRADIENTS = {f"{name}_dgrad": Gradient(f"{name}_fprop", lambda ins, outs, v: (ins[0], ins[1]), loss=True) for name in LOSSES}
 
 

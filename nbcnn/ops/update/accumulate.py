@@ -26,14 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.gpu.language import f4, jit, types
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
+from nbcnn.ops.kernel.maps import launch_map
 from nbcnn.ops.kernel.traffic import Traffic, once, size
-from nbcnn.ops.ptx.vector import load4, store4
-from nbcnn.plan.shapes import numel
 
-THREADS = 256
 COUNTED = 4
 """Elements of `counted`."""
 LOST, TOTAL, WEIGHT, SCALE = range(COUNTED)
@@ -99,41 +97,25 @@ def weigh_kernel(root: bool) -> Any:
     return weigh_part_kernel
 
 
+@jit(device=True)
+def _weights(table, state, norm, numbers):
+    """What this part's gradient is multiplied by, and the sum at the end; `table` is what counts so far."""
+    return f4(table[WEIGHT]), f4(table[SCALE])
+
+
 @functools.cache
-def accumulate_kernel(first: bool, last: bool) -> Any:
-    """The kernel of the first part, which reads no total, of the last, which divides, or of the others."""
+def _added(first: bool, last: bool) -> Any:
+    """Device function of an element: weight·g + total, without total for the first part, times the scale for the last."""
 
-    @jit()
-    def accumulate_gradients_kernel(g, total, counted, out, count):
-        """out = weight·g + total, or weight·g for the first part; the last one's times the scale.
+    @jit(device=True)
+    def first_part(g, weight, scale):
+        return scale * (weight * g) if last else weight * g
 
-        grid    ⌈P / 1024⌉, block 256
-        owns    thread: four neighbours, and the first threads one each of the last P % 4
-        shared  none
-        moves   12·P bytes, for the first part 8·P; 16-byte aligned arrays
-        """
-        thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        quads, weight, scale = count >> 2, f4(counted[WEIGHT]), f4(counted[SCALE])
-        if thread < quads:
-            i = 4 * thread
-            a, b, c, d = load4(g, i)
-            a, b, c, d = weight * a, weight * b, weight * c, weight * d
-            if not first:
-                s, t, u, v = load4(total, i)
-                a, b, c, d = a + s, b + t, c + u, d + v
-            if last:
-                a, b, c, d = scale * a, scale * b, scale * c, scale * d
-            store4(out, i, a, b, c, d)
-        j = 4 * quads + thread
-        if j < count:
-            value = weight * g[j]
-            if not first:
-                value = value + total[j]
-            if last:
-                value = scale * value
-            out[j] = value
+    @jit(device=True)
+    def part(g, total, weight, scale):
+        return scale * (weight * g + total) if last else weight * g + total
 
-    return accumulate_gradients_kernel
+    return first_part if first else part
 
 
 def bind_weigh(call: Call) -> list[Launch]:
@@ -148,11 +130,10 @@ def bind_weigh(call: Call) -> list[Launch]:
 
 
 def bind(call: Call) -> list[Launch]:
-    """One launch."""
-    (g, total, counted), (out,) = call.ins, call.outs
-    count = numel(call.in_shapes[0])
-    kernel = accumulate_kernel(bool(call.attrs["first"]), bool(call.attrs["last"]))
-    return [Launch(kernel, blocks(count, 4 * THREADS), THREADS, (g, total, counted, out, np.int32(count)))]
+    """One launch; that of the first part reads no total."""
+    first, last = bool(call.attrs["first"]), bool(call.attrs["last"])
+    how: dict[str, Any] = {"reads": 1 if first else 2, "prelude": _weights, "arrays": (call.ins[2],)}
+    return launch_map("accumulate_gradients_kernel", _added(first, last), call, **how)
 
 
 def traffic_weigh(call: Call) -> list[Traffic]:

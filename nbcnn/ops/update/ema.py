@@ -15,15 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, types
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.gpu.language import f4, i8, jit, types
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
-from nbcnn.ops.kernel.traffic import Traffic, size
-from nbcnn.ops.ptx.vector import load4, store4
+from nbcnn.ops.kernel.maps import launch_map
+from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.update.advance import STEP, example_state
-from nbcnn.plan.shapes import numel
-
-THREADS = 256
 
 f8: Any = types.float64
 
@@ -35,40 +32,26 @@ def ema(average: np.ndarray, w: np.ndarray, state: np.ndarray, out: np.ndarray, 
     np.add(average, share * (w - average), out=out)
 
 
-@jit()
-def ema_kernel(average, w, state, count, decay):
-    """average += share·(w − average), share = 1 − min(decay, (1 + t)/(10 + t)) worked out in float64 by every thread.
-
-    grid    ⌈P / 1024⌉, block 256
-    owns    thread: four neighbours, and the first threads one each of the last P % 4
-    shared  none
-    moves   12·P bytes; 16-byte aligned arrays
-    """
+@jit(device=True)
+def _share(table, state, norm, numbers):
+    """1 − min(decay, (1 + t)/(10 + t)), worked out in float64 by every thread."""
     t = f8(state[STEP] + i8(1))
-    share = f4(f8(1) - min(decay, (f8(1) + t) / (f8(10) + t)))
-    thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    quads = count >> 2
-    if thread < quads:
-        i = 4 * thread
-        a, b, c, d = load4(average, i)
-        p, q, r, s = load4(w, i)
-        store4(average, i, a + share * (p - a), b + share * (q - b), c + share * (r - c), d + share * (s - d))
-    j = 4 * quads + thread
-    if j < count:
-        average[j] = average[j] + share * (w[j] - average[j])
+    return (f4(f8(1) - min(numbers[0], (f8(1) + t) / (f8(10) + t))),)
+
+
+@jit(device=True)
+def _nearer(average, w, share):
+    return average + share * (w - average)
 
 
 def bind(call: Call) -> list[Launch]:
     """One launch."""
-    average, w, state = call.ins
-    count = numel(call.in_shapes[0])
-    return [Launch(ema_kernel, blocks(count, 4 * THREADS), THREADS, (average, w, state, np.int32(count), np.float64(call.attrs["decay"])))]
+    return launch_map("ema_kernel", _nearer, call, np.float64(call.attrs["decay"]), reads=2, prelude=_share, arrays=(call.ins[2], call.ins[2]))
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`; the averages of the last P % 4 are read once more."""
-    distinct, again = size(call, "in", 0) + size(call, "in", 1), 4 * (numel(call.in_shapes[0]) % 4)
-    return [Traffic(distinct + again, size(call, "out", 0), distinct)]
+    """Bytes of `bind`."""
+    return [once(size(call, "in", 0) + size(call, "in", 1), size(call, "out", 0))]
 
 
 HOST, OPS = {"ema": host(ema)}, {"ema": Impl(bind, traffic=traffic)}

@@ -1,0 +1,331 @@
+"""Functions of the user's own that reach every kernel: `activation`, `loss`, `optimizer`.
+
+Each takes Python functions of single numbers, written in what kernels know: arithmetic, comparisons, `a if condition else b`, `math`, other such
+functions. From them follow the NumPy path (`nbcnn.gpu.lockstep.arrays`), the kernels of all modes, epilogues of convolutions, saving and resuming.
+A declaration stands in a file that is imported before a file that holds such a network is read.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, make_dataclass
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from nbcnn import modes
+from nbcnn.files.errors import UsageError
+from nbcnn.gpu.language import Function, Name, jit
+from nbcnn.gpu.lockstep.arrays import on_arrays
+from nbcnn.gpu.lockstep.launch import NotSimulated
+from nbcnn.model import definition
+from nbcnn.nn import description
+from nbcnn.nn.activations import Elementwise
+from nbcnn.nn.losses import PairLoss
+from nbcnn.nn.optim import Optimizer, check_number
+from nbcnn.ops.activations import table
+from nbcnn.ops.activations.activation import Activation, frozen
+from nbcnn.ops.conv import fused
+from nbcnn.ops.kernel.call import Impl, host
+from nbcnn.ops.losses import pairs
+from nbcnn.ops.update.rule import MOST_NUMBERS, MOST_STATES, Rule
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_MEANT = ("conv", "pool", "grad", "mse", "prop")
+"""Words that mean something in the name of an op."""
+_BUILTINS = {"abs", "min", "max", "int", "float", "bool", "range"}
+"""What kernels know of Python's own functions."""
+_declared: dict[str, type] = {}
+"""What was declared in this process, by name: a file that is run again declares again."""
+_STEP, _OFF = 1e-4, 1e-3
+"""The step of the differences that gradients are checked against, and how far off they may be: constants of a function are float32."""
+_JUMPS = 3
+"""Points of the 64 at which a function may have a kink."""
+
+
+def activation(
+    name: str,
+    function: Callable[..., Any],
+    gradient: Callable[..., Any],
+    *,
+    reads: str = "x",
+    composition: Callable[..., Any] | None = None,
+    **parameters: float,
+) -> type[Elementwise]:
+    """The class of a layer y = function(x), element by element.
+
+    name         of its ops, in small letters; the class is called the same in capitals, hard_mish is HardMish.
+    function     (x, *parameters) -> y, of floats; one number in, one out.
+    gradient     (dy, x, *parameters) -> dx, or with reads="y" (dy, y, *parameters) -> dx, which lets convolutions apply the function in training.
+    parameters   names and default values of further arguments of both, at most two: fields of the layer, frozen into its kernels.
+    composition  the same function by other layers, of a value: `lambda x: x * Tanh()(Softplus()(x))`; what an ONNX file gets.
+
+    The gradient is checked against differences of the function. Raises UsageError for one that is not its derivative, for functions that take other
+    arguments or that kernels do not know, and for a name that is taken.
+
+    Example:
+        >>> import math, numpy as np, nbcnn
+        >>> def softsign(x):
+        ...     return x / (1.0 + abs(x))
+        >>> def softsign_gradient(dy, y):
+        ...     return dy * (1.0 - abs(y)) * (1.0 - abs(y))
+        >>> Softsign = nbcnn.activation("softsign", softsign, softsign_gradient, reads="y")
+        >>> nbcnn.Model([Softsign()], mode="cpu").build((1,)).predict(np.array([[255]], np.uint8))
+        array([[0.5]], dtype=float32)
+    """
+    if reads not in ("x", "y"):
+        raise UsageError(f'{name}: reads must be "x" or "y", what the gradient is made of, got {reads!r}')
+    numbers = _numbers(name, parameters, 2)
+    _check_name(name, table.ACTIVATIONS)
+    f, df = _device(name, function, 1 + len(numbers)), _device(name, gradient, 2 + len(numbers))
+
+    def fprop(x: np.ndarray, y: np.ndarray, **given: float) -> None:
+        y[...] = on_arrays(frozen(f, tuple(given[each] for each in numbers)))(x)
+
+    def dgrad(dy: np.ndarray, saved: np.ndarray, dx: np.ndarray, **given: float) -> None:
+        dx[...] = on_arrays(frozen(df, tuple(given[each] for each in numbers)))(dy, saved)
+
+    made = Activation(name, f, df, reads, fprop, dgrad, numbers)
+    values = tuple(numbers.values())
+    _check_gradient(name, frozen(f, values), frozen(df, values), reads)
+    doc = f"{inspect.getdoc(function) or f'{name}(x)'}, element by element; declared by `nbcnn.activation`."
+    more = {"composition": staticmethod(composition)} if composition is not None else {}
+    kind = _class(name, Elementwise, numbers, {"kind": name, "reads": reads, "__doc__": doc, **more})
+    table.ACTIVATIONS[name] = made
+    reference = fused.activated(made)
+    modes.REFERENCES[f"conv_{name}_fprop"] = reference
+    for row in modes.MODES.values():
+        _enter(row, "relu_fprop", {f"{name}_fprop": host(fprop), f"{name}_dgrad": host(dgrad)} if row.device == "host" else table.ops_of(made))
+        for _, ops in row.fallbacks:
+            if "conv_relu_fprop" in ops:
+                ops[f"conv_{name}_fprop"] = ops["conv_relu_fprop"]
+    return kind
+
+
+def loss(name: str, function: Callable[..., Any], gradient: Callable[..., Any], **parameters: float) -> type[PairLoss]:
+    """The class of a loss that is the mean over all elements of function(y, target).
+
+    name        of its ops, and what `Model(layers, loss=name)` takes; the class is called the same in capitals.
+    function    (y, target, *parameters) -> the loss of one element, of floats. gradient  its derivative in y, of the same arguments.
+    parameters  names and default values of further arguments, at most two: fields of the class.
+
+    The gradient is checked against differences of the function at targets 0, 0.5 and 1. Raises UsageError as `activation`.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> def quartic(y, target):
+        ...     return (y - target) * (y - target) * (y - target) * (y - target)
+        >>> def quartic_gradient(y, target):
+        ...     return 4.0 * (y - target) * (y - target) * (y - target)
+        >>> Quartic = nbcnn.loss("quartic", quartic, quartic_gradient)
+        >>> model = nbcnn.Model([nbcnn.Linear(1)], Quartic(), mode="cpu")
+        >>> len(model.fit(np.zeros((4, 3), np.uint8), [1, 2, 3, 4], verbose=0))
+        1
+    """
+    numbers = _numbers(name, parameters, 2)
+    _check_name(name, pairs.LOSSES)
+    f, df = (_device(name, each, 2 + len(numbers)) for each in (function, gradient))
+
+    def terms(y: np.ndarray, target: np.ndarray, **given: float) -> np.ndarray:
+        return on_arrays(frozen(f, tuple(given[each] for each in numbers)))(y, np.asarray(target, y.dtype))
+
+    def slopes(y: np.ndarray, target: np.ndarray, **given: float) -> np.ndarray:
+        return on_arrays(frozen(df, tuple(given[each] for each in numbers)))(y, np.asarray(target, y.dtype))
+
+    for target in (0.0, 0.5, 1.0):
+        at = np.full(64, target)
+        _check_slopes(name, partial(_of_target, terms, at, numbers), partial(_of_target, slopes, at, numbers), f" at the target {target}")
+    made = pairs.Pairwise(name, terms, slopes, f, df, numbers)
+    doc = f"The mean of {inspect.getdoc(function) or f'{name}(y, target)'}; declared by `nbcnn.loss`."
+    more = {"terms": lambda self, outputs, targets: terms(outputs, targets, **self.attrs())}
+    kind = _class(name, PairLoss, numbers, {"kind": name, "__doc__": doc, **more})
+    pairs.LOSSES[name] = made
+    definition.LOSSES[name] = kind
+    for row in modes.MODES.values():
+        _enter(row, "mse_fprop", pairs.host_of(made) if row.device == "host" else pairs.ops_of(made))
+    return kind
+
+
+def optimizer(
+    name: str,
+    function: Callable[..., Any],
+    *,
+    states: Sequence[str] = (),
+    lr: float,
+    decoupled: bool = False,
+    **numbers: float,
+) -> type[Optimizer]:
+    """The class of an optimizer, by its rule for one weight.
+
+    name       of its op; the class is called the same in capitals.
+    function   (w, g, *states, lr, *numbers) -> (w, *states) of floats, after one training step; w alone without states. g is the gradient after
+               clipping and decay, lr the learning rate of this step. Where g and the states are 0, w must stay what it is.
+    states     names of what is kept of each weight, at most two; zeros at first. They are saved in checkpoints.
+    lr         the learning rate where none is given.
+    decoupled  weight decay is w −= lr·weight_decay·w before the step, as AdamW has it, and no part of g.
+    numbers    names and default values of further arguments, at most four: fields of the class.
+
+    The class takes `lr`, `weight_decay`, `clip_norm` and `clip_value` besides, as `SGD` does. Raises UsageError as `activation`.
+
+    Example, the sign of a momentum:
+        >>> import nbcnn
+        >>> def signum(w, g, m, lr, momentum):
+        ...     m = momentum * m + (1.0 - momentum) * g
+        ...     return w - lr * (1.0 if m > 0.0 else -1.0 if m < 0.0 else m), m
+        >>> Signum = nbcnn.optimizer("signum", signum, states=("m",), lr=1e-3, momentum=0.9)
+        >>> Signum(nbcnn.Cosine(1e-3), momentum=0.95).momentum
+        0.95
+    """
+    kept = tuple(states)
+    if len(kept) > MOST_STATES or len(set(kept)) < len(kept) or not all(isinstance(each, str) and each.isidentifier() for each in kept):
+        raise UsageError(f"{name}: states must be at most {MOST_STATES} different names, got {states!r}")
+    values = _numbers(name, numbers, MOST_NUMBERS)
+    check_number(name, "lr", lr, exclusive=True)
+    _check_name(name, modes.CPU)
+    step = _device(name, function, 3 + len(kept) + len(values))
+    rule = Rule(name, step, kept, {each: np.float32(value) for each, value in values.items()}, decoupled)
+    _check_rule(name, rule, tuple(values.values()))
+
+    def attrs(self: Any) -> dict[str, Any]:
+        return {**{each: getattr(self, each) for each in values}, **Optimizer.attrs(self)}
+
+    doc = f"{inspect.getdoc(function) or name}; declared by `nbcnn.optimizer`."
+    kind = _class(name, Optimizer, values, {"op": name, "moments": kept, "own_lr": float(lr), "attrs": attrs, "__doc__": doc}, kw_only=True)
+    for row in modes.MODES.values():
+        _enter(row, "sgd", {name: host(rule.reference) if row.device == "host" else Impl(rule.bind, traffic=rule.traffic)})
+    return kind
+
+
+def forget() -> None:
+    """Take out of all tables what was declared in this process; networks that have it cannot be planned any more."""
+    for name, kind in _declared.items():
+        for held in (
+            table.ACTIVATIONS,
+            pairs.LOSSES,
+            definition.LOSSES,
+            modes.REFERENCES,
+            *(ops for row in modes.MODES.values() for _, ops in row.fallbacks),
+        ):
+            for key in (name, f"{name}_fprop", f"{name}_dgrad", f"conv_{name}_fprop"):
+                held.pop(key, None)  # type: ignore[attr-defined]
+        description.OWN.pop(kind.__name__, None)
+    _declared.clear()
+
+
+def _enter(row: Any, beside: str, ops: Mapping[str, Any]) -> None:
+    """Put `ops` where a row has the op `beside`."""
+    for _, known in row.fallbacks:
+        if beside in known:
+            known.update(ops)
+
+
+def _numbers(name: str, given: Mapping[str, Any], most: int) -> dict[str, float]:
+    if len(given) > most:
+        raise UsageError(f"{name} has {len(given)} parameters, and a kernel has room for {most}: {', '.join(given)}")
+    for each, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating) or not math.isfinite(value):
+            raise UsageError(f"{name}: {each} must have a finite number as its default, got {value!r}")
+    return {each: float(value) for each, value in given.items()}
+
+
+def _check_name(name: str, taken: Mapping[str, Any]) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or any(word in name for word in _MEANT):
+        words = ", ".join(_MEANT)
+        raise UsageError(f"a name has small letters, digits and underscores, begins with a letter, and contains none of {words}; got {name!r}")
+    if name not in _declared and (name in taken or f"{name}_fprop" in modes.CPU):
+        raise UsageError(f"nbcnn has a {name} of its own: choose another name")
+
+
+def _device(name: str, function: Any, arguments: int) -> Function:
+    """The device function of a Python function that takes so many arguments."""
+    if isinstance(function, Function):
+        function = function.py_func
+    if not isinstance(function, FunctionType):
+        raise UsageError(f"{name}: a function by `def` is wanted, got {function!r}")
+    if function.__name__ == "<lambda>":
+        raise UsageError(f"{name}: kernels are made of functions by `def`, not of a lambda")
+    known = list(inspect.signature(function).parameters)
+    if len(known) != arguments:
+        raise UsageError(f"{name}: {function.__name__} must take {arguments} arguments, it takes {len(known)} ({', '.join(known)})")
+    _check_names(name, function)
+    return jit(device=True)(function)
+
+
+def _check_names(name: str, function: FunctionType) -> None:
+    """Raise UsageError for a name in `function` that means nothing in a kernel, which would otherwise show when it is first compiled."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = {each: cell.cell_contents for each, cell in cells}
+    for each in {line.argval for line in dis.get_instructions(function) if line.opname == "LOAD_GLOBAL"} - _BUILTINS:
+        if each not in function.__globals__:
+            raise UsageError(f"{name}: kernels do not know {each}, which {function.__name__} names")
+        found[each] = function.__globals__[each]
+    for each, value in found.items():
+        if not (isinstance(value, Function | Name | bool | int | float) or value is math):
+            advice = ": make it a device function by nbcnn.gpu.language.jit(device=True)" if isinstance(value, FunctionType) else ""
+            raise UsageError(f"{name}: kernels do not know {each}, which {function.__name__} names{advice}; they know numbers and the module math")
+
+
+def _class(name: str, base: type, numbers: Mapping[str, float], namespace: dict[str, Any], kw_only: bool = False) -> Any:
+    """The dataclass of a declaration, whose fields are `numbers`, in the module that declares it."""
+    words = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    fields = [(each, "float", field(default=value, kw_only=kw_only)) for each, value in numbers.items()]
+    made = make_dataclass(words, fields, bases=(base,), namespace=namespace, frozen=True)
+    made.__module__ = sys._getframe(2).f_globals.get("__name__", "__main__")
+    _declared[name] = made
+    if base is not Optimizer:
+        description.OWN[words] = made
+    return made
+
+
+def _of_target(run: Callable[..., Any], target: np.ndarray, numbers: Mapping[str, float], y: np.ndarray) -> Any:
+    return run(y, target, **numbers)
+
+
+def _points() -> np.ndarray:
+    return np.linspace(-4.03, 3.97, 64)
+
+
+def _run(name: str, call: Callable[[], Any]) -> Any:
+    """What a function of the user's makes of arrays. Raises UsageError where kernels do not know what it does."""
+    try:
+        return call()
+    except (SyntaxError, NotSimulated, OSError, TypeError, NameError, AttributeError, ValueError) as error:
+        raise UsageError(f"{name}: kernels cannot be made of this function: {type(error).__name__}: {error}") from error
+
+
+def _check_gradient(name: str, f: Function, df: Function, reads: str) -> None:
+    run, run_back = on_arrays(f), on_arrays(df)
+    _check_slopes(name, run, lambda x: run_back(np.ones_like(x), x if reads == "x" else run(x)), "")
+
+
+def _check_slopes(name: str, run: Callable[[np.ndarray], Any], slopes: Callable[[np.ndarray], Any], where: str) -> None:
+    """Raise UsageError unless `slopes` are differences of `run`, but for a few kinks."""
+    x = _points()
+    up, down, found = _run(name, lambda: (run(x + _STEP), run(x - _STEP), slopes(x)))
+    wanted = (up - down) / (2 * _STEP)
+    wrong = np.flatnonzero(~(np.abs(found - wanted) <= _OFF * (1 + np.abs(wanted))))
+    if len(wrong) > _JUMPS:
+        at = int(wrong[0])
+        raise UsageError(
+            f"{name}: the gradient is not the derivative of the function{where}: at {x[at]:.3g} it is {found[at]:.5g}, "
+            f"and the function's slope is {wanted[at]:.5g}"
+        )
+
+
+def _check_rule(name: str, rule: Rule, values: tuple[float, ...]) -> None:
+    """Raise UsageError unless a rule gives a weight and its states, and leaves a weight of 0 alone where nothing moves it."""
+    count = 1 + len(rule.states)
+    zeros = [np.zeros(4, np.float32) for _ in range(1 + count)]
+    made = _run(name, lambda: on_arrays(rule.function)(*zeros, np.float32(0.1), *map(np.float32, values)))
+    found = made if isinstance(made, tuple) else (made,)
+    if len(found) != count:
+        raise UsageError(f"{name}: the rule must return the weight and {len(rule.states)} states, it returns {len(found)} values")
+    if found[0].any() or not np.isfinite(found[0]).all():
+        raise UsageError(f"{name}: where weight, gradient and states are 0 the weight must stay 0, it becomes {found[0][0]:.3g}")

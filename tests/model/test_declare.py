@@ -1,0 +1,251 @@
+"""Tests of functions of one's own: Mish, focal loss and Lion, each declared in a file outside of the package, trained, saved, loaded and resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import sys
+
+import numpy as np
+import pytest
+
+import nbcnn
+from nbcnn.check import gradcheck
+from nbcnn.check.one_op import Unsupported, run_op
+from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.compiler import SIMULATED_CAPABILITY
+from nbcnn.gpu.lockstep.arrays import on_arrays
+from nbcnn.modes import MODES
+from nbcnn.ops.activations.table import ACTIVATIONS
+from nbcnn.ops.losses.pairs import LOSSES
+
+EPS = float(np.finfo(np.float32).eps)
+FILES = {
+    "mish": '''
+import math
+import nbcnn
+from nbcnn import Mul, Softplus, Tanh
+
+
+def mish(x):
+    """x·tanh(log(1 + exp(x))) (Misra, arXiv:1908.08681)"""
+    return x * math.tanh((0.0 if x < 0.0 else x) + math.log1p(math.exp(-abs(x))))
+
+
+def mish_gradient(dy, x):
+    t = math.tanh((0.0 if x < 0.0 else x) + math.log1p(math.exp(-abs(x))))
+    e = math.exp(-abs(x))
+    s = (e if x < 0.0 else 1.0) / (1.0 + e)
+    return dy * (t + x * s * (1.0 - t * t))
+
+
+Mish = nbcnn.activation("mish", mish, mish_gradient, composition=lambda x: x * Tanh()(Softplus()(x)))
+''',
+    "focal": '''
+import math
+import nbcnn
+
+
+def focal(y, target, gamma):
+    """(1 − p)^gamma·cross-entropy of a logit y, p the probability of its target, 0 or 1 (Lin et al., arXiv:1708.02002)"""
+    z = y if target > 0.5 else -y
+    cost = (0.0 if z > 0.0 else -z) + math.log1p(math.exp(-abs(z)))
+    return math.pow(1.0 - math.exp(-cost), gamma) * cost
+
+
+def focal_gradient(y, target, gamma):
+    sign = 1.0 if target > 0.5 else -1.0
+    z = sign * y
+    cost = (0.0 if z > 0.0 else -z) + math.log1p(math.exp(-abs(z)))
+    p = math.exp(-cost)
+    missing = 1.0 - p
+    return -sign * math.pow(missing, gamma) * (missing + gamma * p * cost)
+
+
+FocalLoss = nbcnn.loss("focal_loss", focal, focal_gradient, gamma=2.0)
+''',
+    "lion": '''
+import nbcnn
+
+
+def lion(w, g, m, lr, beta1, beta2):
+    """The sign of an interpolated momentum (Chen et al., arXiv:2302.06675)"""
+    u = beta1 * m + (1.0 - beta1) * g
+    step = 1.0 if u > 0.0 else -1.0 if u < 0.0 else u
+    return w - lr * step, beta2 * m + (1.0 - beta2) * g
+
+
+Lion = nbcnn.optimizer("lion", lion, states=("m",), lr=1e-3, decoupled=True, beta1=0.9, beta2=0.99)
+''',
+}
+
+
+def declared(folder, name):
+    """The module of a file that a user might write, run from a folder of its own."""
+    path = folder / f"own_{name}.py"
+    path.write_text(FILES[name], encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    return {name: declared(folder, name) for name in FILES}
+
+
+def examples():
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 256, (12, 1, 6, 6)).astype(np.uint8)
+    return x, (x.reshape(12, -1).mean(1) > 127).astype(np.float32)[:, None]
+
+
+def model_of(own, mode="cpu", precision=None):
+    mish, loss = own["mish"].Mish, own["focal"].FocalLoss(gamma=1.5)
+    layers = [nbcnn.Conv2d(4, 3), mish(), nbcnn.Flatten(), nbcnn.Linear(8), mish(), nbcnn.Linear(1)]
+    return nbcnn.Model(layers, loss, mode=mode, precision=precision, seed=3)
+
+
+def scalar_mish(x):
+    return x * math.tanh(math.log1p(math.exp(x)))
+
+
+def scalar_focal(y, target, gamma):
+    p = 1 / (1 + math.exp(-y))
+    p = p if target > 0.5 else 1 - p
+    return -((1 - p) ** gamma) * math.log(p)
+
+
+def test_the_functions_are_their_formulas(own, rng):
+    x = rng.standard_normal(200) * 3
+    y = np.empty_like(x)
+    ACTIVATIONS["mish"].fprop(x, y)
+    # Constants of the functions are float32, and these have none but 0 and 1.
+    np.testing.assert_allclose(y, [scalar_mish(float(v)) for v in x], rtol=1e-12)
+    target = (rng.random(200) > 0.5).astype(np.float64)
+    terms = LOSSES["focal_loss"].terms(x, target, gamma=1.5)
+    np.testing.assert_allclose(terms, [scalar_focal(float(a), float(b), 1.5) for a, b in zip(x, target, strict=True)], rtol=1e-10)
+
+
+def test_every_row_has_them_and_convolutions_apply_them(own):
+    for key, row in MODES.items():
+        assert {"mish_fprop", "mish_dgrad", "focal_loss_fprop", "focal_loss_dgrad", "lion"} <= set(row.ops), key
+        assert ("conv_mish_fprop" in row.ops) == ("conv_relu_fprop" in row.ops), key
+
+
+@pytest.mark.parametrize("key", [key for key in MODES if key[0] != "cpu"], ids="-".join)
+@pytest.mark.parametrize("op", ["mish_fprop", "mish_dgrad", "focal_loss_dgrad", "lion", "conv_mish_fprop"])
+def test_kernels_are_the_reference(own, key, op, device, rng):
+    row = MODES[key]
+    if op not in row.ops:
+        pytest.skip(f"{key} does not fuse")
+    x, other = (rng.standard_normal((3, 8)).astype(np.float32) for _ in range(2))
+    if op == "lion":
+        w, g, m = (rng.standard_normal(37).astype(np.float32) for _ in range(3))
+        state, rates = np.zeros(8, np.int64), np.full(3, 0.01, np.float32)
+        attrs = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "decayed": 20}
+        got = run_op(next(impl for _, impl in row.chain(op)), op, [w, g, m, rates, state], [0, 2, 4], device=device, attrs=attrs)
+        u = 0.9 * m.astype(np.float64) + 0.1 * g
+        decayed = w.astype(np.float64) * np.where(np.arange(37) < 20, 1 - 0.01 * 0.1, 1)
+        assert np.abs(got[0] - (decayed - 0.01 * np.sign(u))).max() <= 4 * EPS * np.abs(w).max()
+        assert np.abs(got[1] - (0.99 * m.astype(np.float64) + 0.01 * g)).max() <= 4 * EPS * np.abs(m).max()
+        return
+    ins, attrs = {
+        "mish_fprop": ([x], {}),
+        "mish_dgrad": ([other, x], {}),
+        "focal_loss_dgrad": ([x, (other > 0).astype(np.float32)], {"gamma": 1.5}),
+    }.get(
+        op,
+        (
+            [x.reshape(3, 8, 1, 1), rng.standard_normal((4, 8, 1, 1)).astype(np.float32), rng.standard_normal(4).astype(np.float32)],
+            {"stride": 1, "pad": 0},
+        ),
+    )
+    shape = (3, 4, 1, 1) if op.startswith("conv") else (3, 8)
+    case = gradcheck.Case(op, "own", tuple(ins), ((shape, "float32"),), attrs, 16)
+    for _, impl in row.chain(op):
+        with contextlib.suppress(Unsupported):
+            assert gradcheck.parity(row, impl, case, device, None) <= gradcheck.bound(case, key[1])
+            return
+    raise AssertionError(f"{key} has no implementation of {op}")
+
+
+def test_training_saving_loading_and_going_on(own, tmp_path):
+    x, y = examples()
+    model = model_of(own)
+    lion = own["lion"].Lion(nbcnn.Cosine(0.01), weight_decay=0.01)
+    history = model.fit(x, y, epochs=6, batch_size=4, optimizer=lion, run=tmp_path / "run", verbose=0)
+    assert history.rows[-1]["loss"] < 0.7 * history.rows[0]["loss"]
+    found = nbcnn.load(tmp_path / "run", mode="cpu")
+    assert found.loss == own["focal"].FocalLoss(gamma=1.5)
+    np.testing.assert_array_equal(found.predict(x), model.predict(x))
+    # The momentum is kept: three epochs and three more are six.
+    whole, parts = model_of(own), model_of(own)
+    whole.fit(x, y, epochs=6, batch_size=4, optimizer=own["lion"].Lion(0.01), verbose=0, shuffle=False)
+    for _ in range(2):
+        parts.fit(x, y, epochs=3, batch_size=4, optimizer=own["lion"].Lion(0.01), verbose=0, shuffle=False)
+    np.testing.assert_array_equal(parts.predict(x), whole.predict(x))
+
+
+@pytest.mark.parametrize("key", [key for key in MODES if key[0] != "cpu"], ids="-".join)
+def test_training_on_kernels(own, key, device):
+    if gpu_device.SIMULATOR and key[0] == "tensorcore" and SIMULATED_CAPABILITY < (8, 0):
+        pytest.skip("the simulated GPU has no tensor cores, unless NBCNN_SIMULATOR=80")
+    x, y = examples()
+    losses = [
+        model_of(own, *each).fit(x, y, epochs=1, batch_size=12, optimizer=own["lion"].Lion(), verbose=0).rows[0]["loss"] for each in (key, ("cpu",))
+    ]
+    # A mean of 12 terms of about 0.5, before the first update; operands are off by 2^-8 of themselves in bf16, by 2^-11 in tf32.
+    assert losses[0] == pytest.approx(losses[1], rel={"bf16": 2**-6, "tf32": 2**-9}.get(key[1], 1e-5))
+
+
+def test_what_is_wrong_with_a_declaration_is_said(own):
+    def square(x):
+        return x * x
+
+    def wrong(dy, x):
+        return dy * x
+
+    def right(dy, x):
+        return 2.0 * dy * x
+
+    def printing(x):
+        print(x)
+        return x
+
+    def moving(w, g, lr):
+        return w + lr
+
+    for call, words in (
+        (lambda: nbcnn.activation("square", square, wrong), "square: the gradient is not the derivative of the function: at -4.03 it is -4.03"),
+        (lambda: nbcnn.activation("square", square, square), "square must take 2 arguments, it takes 1"),
+        (lambda: nbcnn.activation("relu", square, right), "nbcnn has a relu of its own"),
+        (lambda: nbcnn.activation("Square", square, right), "a name has small letters"),
+        (lambda: nbcnn.activation("square", square, right, reads="z"), 'reads must be "x" or "y"'),
+        (lambda: nbcnn.activation("square", lambda x: x, right), "not of a lambda"),
+        (lambda: nbcnn.activation("square", printing, right), "kernels do not know print, which printing names"),
+        (lambda: nbcnn.activation("square", square, right, a=1, b=2, c=3), "room for 2"),
+        (lambda: nbcnn.optimizer("moving", moving, lr=0.1), "the weight must stay 0"),
+        (lambda: nbcnn.optimizer("moving", moving, lr=0), "lr must be a number of more than 0"),
+        (lambda: nbcnn.optimizer("moving", moving, states=("a", "b", "c"), lr=1), "at most 2 different names"),
+    ):
+        with pytest.raises(nbcnn.UsageError, match=words.replace("(", r"\(")):
+            call()
+
+
+def test_an_onnx_file_has_the_composition(own):
+    onnx = pytest.importorskip("onnx")
+    from nbcnn.onnx.exporter import exported
+
+    file = exported(nbcnn.Model([nbcnn.Linear(3), own["mish"].Mish()], mode="cpu", input_shape=(4,)))
+    onnx.checker.check_model(file)
+    assert {"Softplus", "Tanh", "Mul"} <= {node.op_type for node in file.graph.node}
+
+
+def test_on_arrays_runs_what_a_kernel_runs(rng):
+    x = rng.standard_normal((5, 7)).astype(np.float32)
+    np.testing.assert_array_equal(on_arrays(ACTIVATIONS["relu"].function)(x), np.maximum(x, 0))
