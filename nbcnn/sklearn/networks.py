@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
-from sklearn.utils import check_random_state
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nbcnn.datasets.arrays import seen
+from nbcnn.datasets.arrays import Form, seen
 from nbcnn.files.errors import UsageError
 from nbcnn.model.evaluation import softmax
 from nbcnn.model.network import Model
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.ends import logits_of
-from nbcnn.nn.graphs import Graph
+from nbcnn.nn.graphs import Graph, Input
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.optim import SGD, Adam
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d
+from nbcnn.plan.graph import names
 from nbcnn.sklearn.svc import exact_types
 
 Layers = Sequence[Any] | Callable[..., Sequence[Any]] | None
@@ -63,8 +65,8 @@ class _Network(BaseEstimator):
                 f"Found array with dim {X.ndim}, and without an image_shape X is vectors (n, F): of images X{tuple(X.shape)} say "
                 f"{type(self).__name__}(image_shape=(C, H, W))"
             )
-        if self.image_shape is not None and getattr(X, "ndim", 2) == 4:
-            X = np.asarray(X).reshape(len(X), -1)
+        if self.image_shape is not None and getattr(X, "ndim", 2) > 2:
+            X = self._flat(np.asarray(X))
         options = {"dtype": [*exact_types(X), np.uint8], "reset": reset}
         checked = validate_data(self, X, *y, **options)
         rows = checked[0] if y else checked
@@ -74,6 +76,22 @@ class _Network(BaseEstimator):
                 raise ValueError(f"X has {int(np.prod(rows.shape[1:]))} features, image_shape {shape} has {int(np.prod(shape))}")
             rows = rows.reshape(len(rows), *shape)
         return (rows, checked[1]) if y else rows
+
+    def _flat(self, X: np.ndarray) -> np.ndarray:
+        """Images as vectors in C, H, W order: (n, C, H, W), (n, H, W, C) where that is another shape, and (n, H, W) of one channel.
+
+        Raises ValueError for other shapes, of as many elements too.
+        """
+        channels, height, width = (int(each) for each in self.image_shape or ())
+        given, last = X.shape[1:], (height, width, channels)
+        if given == last != (channels, height, width):
+            X = np.moveaxis(X, -1, 1)
+        elif given != (channels, height, width) and not (channels == 1 and given == (height, width)):
+            raise ValueError(
+                f"X is {X.shape}, and image_shape {(channels, height, width)} means (n, {channels}, {height}, {width}) or "
+                f"(n, {height}, {width}, {channels})" + (f" or (n, {height}, {width})" if channels == 1 else "")
+            )
+        return X.reshape(len(X), -1)
 
     def _list(self, default: Callable[..., Sequence[Any]], *given: Any) -> Any:
         """The layers: a list or a graph as it is, a function called with `given`, or the default ones."""
@@ -123,10 +141,10 @@ def autoencoder_layers(shape: tuple[int, ...], code: int) -> list[Any]:
     return [Conv2d(32, 3, padding=1), ReLU(), *down, Conv2d(code, 3, padding=1), ReLU(), *up, Conv2d(shape[0], 3, padding=1)]
 
 
-class ConvAutoencoder(TransformerMixin, _Network):
+class ConvAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Network):
     """A transformer: examples become the code of an autoencoder that is trained to give them back.
 
-    image_shape   (C, H, W): X is (n, C·H·W) or (n, C, H, W); None: X is (n, F), and the layers take vectors.
+    image_shape   (C, H, W): X is (n, C·H·W), (n, C, H, W), (n, H, W, C) or, of one channel, (n, H, W); None: (n, F), and layers of vectors.
     layers        a list of layers whose output has the shape of their input, or a function of (shape, code) that makes one; None: a small one.
     code          channels of the code (units, of vectors) that the default layers have.
     at            the layer whose output is the code, as `nbcnn.Model.summary` names it; None: the narrowest activation of the default layers,
@@ -190,11 +208,11 @@ class ConvAutoencoder(TransformerMixin, _Network):
         layers = self._list(autoencoder_layers, rows.shape[1:], self.code)
         self.model_ = self._train(layers, "mse", rows, None)
         self._cut = self.at or self._middle(layers)
+        self._code_shape = self.model_.features(rows[:1], self._cut, channels_last=False).shape[1:]
+        self._n_features_out = int(np.prod(self._code_shape))
         return self
 
     def _middle(self, layers: list[Any]) -> str:
-        from nbcnn.plan.graph import names
-
         if self.layers is None:
             return [name for name, layer in zip(names(layers), layers, strict=True) if isinstance(layer, ReLU)][-1]
         return names(layers)[(len(layers) - 1) // 2]
@@ -205,6 +223,35 @@ class ConvAutoencoder(TransformerMixin, _Network):
         rows = self._examples(X, reset=False)
         codes = self._in_batches(rows, lambda part: self.model_.features(part, self._cut, batch_size=FIXED_BATCH, channels_last=False))
         return codes.reshape(len(codes), -1)
+
+    def inverse_transform(self, X: Any) -> np.ndarray:
+        """The examples that the rest of the network makes of the codes X (n, features): float32 (n, n_features_in_), in the units of the data.
+
+        Raises ValueError for other than codes, UsageError for a graph of layers, which has no rest behind its code, NotFittedError before `fit`.
+        """
+        check_is_fitted(self, "model_")
+        codes = check_array(X, dtype=[np.float32, np.float64])
+        if codes.shape[1] != self._n_features_out:
+            raise ValueError(f"X has {codes.shape[1]} features, and a code of {type(self).__name__} has {self._n_features_out}")
+        body = self.model_.net.body
+        if isinstance(body, Graph):
+            raise UsageError("inverse_transform needs a list of layers: of a graph it is not known which part the code leads to alone")
+        called = names(body)
+        first = called.index(self._cut) + 1
+        codes = codes.reshape(len(codes), *self._code_shape).astype(np.float32)
+        if first < len(body):
+            start = value = Input(self._code_shape)
+            for layer in body[first:]:
+                value = layer(value)
+            rest = replace(Graph.of(start, value), called=tuple(called[first:]))
+            with Model(rest, mode=self.model_.net.mode, precision=self.model_.net.precision) as decoder:
+                decoder.learn(Form(self._code_shape, scale=(0.0, 1.0)))
+                weights = self.model_.weights()
+                decoder.set_weights({name: weights[name] for name in decoder.net.params.names})
+                codes = self._in_batches(codes, lambda part: decoder.predict(part, batch_size=FIXED_BATCH, channels_last=False))
+        assert isinstance(self.model_.form, Form)
+        low, high = self.model_.form.scale or (0.0, 255.0)
+        return (codes.reshape(len(codes), -1) * np.float32(high - low) + np.float32(low)).astype(np.float32)
 
     def reconstruction_error(self, X: Any) -> np.ndarray:
         """The mean squared error of every example's reconstruction, float64 (n,), of values between 0 and 1."""
@@ -219,7 +266,7 @@ class ConvAutoencoder(TransformerMixin, _Network):
 class ConvClassifier(ClassifierMixin, _Network):
     """A classifier: a network trained with softmax and cross-entropy.
 
-    image_shape  (C, H, W): X is (n, C·H·W) or (n, C, H, W); None: X is (n, F), and the layers take vectors.
+    image_shape  (C, H, W): X is (n, C·H·W), (n, C, H, W), (n, H, W, C) or, of one channel, (n, H, W); None: (n, F), and layers of vectors.
     layers       a list of layers whose output is (n, classes), or a function of (shape, classes) that makes one; None: a small one.
     epochs, batch_size, optimizer ("adam", "sgd"), lr, verbose: as `nbcnn.Model.fit`; mode, precision: as `nbcnn.Model`; random_state: its seed.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -28,15 +29,16 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
     """An exact support vector machine with the kernel exp(−gamma·|x − x'|²), one against one, as `sklearn.svm.SVC`.
 
     C       penalty of a margin violation, more than 0.
-    gamma   "scale" (1 / (features · variance of the scaled X)) or a number more than 0.
+    gamma   "scale" (1 / (features · variance of the scaled X)), "auto" (1 / features) or a number more than 0.
     scale   subtract each feature's mean and divide by its deviation first, as `nbcnn classify` does; None: where there is no `process`.
     process "blur+sqrt+cw1+l2" or other steps of `nbcnn.classify.processing` before that, or None; blur and cw1 take images (n, C, H, W).
     device  "auto", "cpu", "gpu": where the machine is trained.
     jobs    processes that train pairs of classes on the CPU; None: as many as cores and memory allow.
 
-    X is (n, features), or images (n, C, H, W), which are flattened. float64 and large integers lose the mean of each training feature before they
-    become float32, unless `process` has a root before it takes a mean off. Fitted: `classes_`, `support_`, `support_vectors_`, `n_features_in_`.
-    Differs from `SVC` in that the kernel is float32, and in scaling by itself.
+    X is (n, features), sparse too, of which every element is then held, or images (n, C, H, W), which are flattened. float64 and large integers lose
+    the mean of each training feature before they become float32, unless `process` has a root before it takes a mean off. Fitted: `classes_`,
+    `support_`, `support_vectors_`, `n_support_`, `dual_coef_`, `intercept_`, as of `SVC`, class by class; `n_features_in_`. Differs from `SVC`
+    in that the kernel is float32, in scaling by itself, so that support vectors are scaled ones, and in a C of 10, where `SVC` has 1.
 
     `predict` is (n,) of y's type, `decision_function` float64. Raises ValueError for one class or values beyond float32, UsageError for parameters
     out of range, NotFittedError before `fit`.
@@ -70,10 +72,10 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         """X as float32 (n, F), less the means of the training features where these are float64, which `reset` finds; with y if it is given."""
         if getattr(X, "ndim", 2) == 4:
             X = np.asarray(X).reshape(len(X), -1)
-        options = {"dtype": exact_types(X), "reset": reset}
+        options = {"dtype": exact_types(X), "reset": reset, "accept_sparse": "csr"}
         checked = validate_data(self, X, *y, **options)
         rows = checked[0] if y else checked
-        flat = rows.reshape(len(rows), -1)
+        flat = rows.toarray() if issparse(rows) else rows.reshape(len(rows), -1)
         if reset:
             # What a root is taken of is not free to move.
             steps = names_of(self.process or "none")
@@ -98,14 +100,14 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         from nbcnn.classify import ovo, pipeline
         from nbcnn.classify.processing import parse
 
-        if not self.C > 0 or not (self.gamma == "scale" or (not isinstance(self.gamma, str) and self.gamma > 0)):
-            raise UsageError(f"C and gamma must be more than 0 (gamma may be 'scale'), got {self.C!r} and {self.gamma!r}")
+        if not self.C > 0 or not (self.gamma in ("scale", "auto") or (not isinstance(self.gamma, str) and self.gamma > 0)):
+            raise UsageError(f"C and gamma must be more than 0 (gamma may be 'scale' or 'auto'), got {self.C!r} and {self.gamma!r}")
         rows, targets = self._rows(X, True, y)
         check_classification_targets(targets)
         self.classes_, numbers = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs at least two classes, y holds {len(self.classes_)} class")
-        gamma = None if self.gamma == "scale" else float(self.gamma)
+        gamma = {"scale": None, "auto": 1 / rows.shape[1]}[self.gamma] if isinstance(self.gamma, str) else float(self.gamma)
         shape = X.shape[1:] if getattr(X, "ndim", 2) == 4 else rows.shape[1:]
         process = parse(self.process or "none", shape)
         scale = process is None if self.scale is None else bool(self.scale)
@@ -124,7 +126,11 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
                 outcome = pipeline.classify(load, numbers.astype(np.int32), settings=settings, scratch=Path(scratch), jobs=jobs)
         machine = outcome.machine
         assert isinstance(machine, ovo.Machine)  # the settings ask for no other
-        self.support_ = machine.supports()
+        found = machine.supports()
+        # Class by class, as libsvm has them.
+        order = np.argsort(numbers[found], kind="stable")
+        self.support_ = found[order]
+        self.n_support_ = np.bincount(numbers[found], minlength=len(self.classes_)).astype(np.int32)
         self._process = outcome.process
         self.support_vectors_ = self._processed(rows[self.support_].copy())
         outcome.scaler.apply(self.support_vectors_)
@@ -133,8 +139,21 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         self._intercepts = np.array([pair.intercept for pair in machine.machines])
         self._duals = np.zeros((len(self.support_), len(self._pairs)))
         for at, pair in enumerate(machine.machines):
-            self._duals[np.searchsorted(self.support_, machine.support_positions(at)), at] = pair.dual
+            self._duals[np.searchsorted(found, machine.support_positions(at)), at] = pair.dual
+        self._duals = self._duals[order]
+        # Of each support vector one coefficient for every other class; of two classes the sign is that of the second one.
+        sign, count = -1.0 if len(self.classes_) == 2 else 1.0, len(self.classes_)
+        self.dual_coef_, own = np.zeros((count - 1, len(found))), numbers[self.support_]
+        for at, (i, j) in enumerate(self._pairs):
+            self.dual_coef_[j - 1, own == i] = sign * self._duals[own == i, at]
+            self.dual_coef_[i, own == j] = sign * self._duals[own == j, at]
+        self.intercept_ = sign * self._intercepts
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def _processed(self, rows: np.ndarray) -> np.ndarray:
         return rows if self._process is None else self._process.applied(rows)
