@@ -24,21 +24,25 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nbcnn.classify.features import Features, Origin, read_features
+from nbcnn.classify.features import ORIGIN_FORM, Features, Origin, check_origin, read_features
 from nbcnn.classify.kernel import Samples, kernel
 from nbcnn.classify.ovo import Machine
 from nbcnn.classify.pipeline import Outcome, finite
 from nbcnn.classify.processing import Processing, parse
 from nbcnn.classify.ridge import RidgeMachine
 from nbcnn.classify.scale import Scaler
-from nbcnn.files.quote import quoted
+from nbcnn.files import document
+from nbcnn.files.quote import brief, quoted
 from nbcnn.nn import models
+from nbcnn.nn.arguments import FLOAT32
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint, saved_net
 from nbcnn.train.runlog import RunError
@@ -253,7 +257,7 @@ def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None =
     Raises ClassifierError (exit code 3) for a file that is missing, damaged or of another version, and for features that are gone or others.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise ClassifierError(f"there is no file {path}: python -m nbcnn classify FEATURES writes a classifier, {NAME}")
     try:
         saved = checkpoint.read(path)
@@ -261,44 +265,83 @@ def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None =
         if found.get("format") != _FORMAT:
             raise ClassifierError(f"{path} is no classifier of nbcnn; python -m nbcnn classify FEATURES writes one, {NAME}")
         if found.get("version") not in _VERSIONS:
-            raise ClassifierError(f"{path} is a classifier of version {found.get('version')}, this program reads {', '.join(_VERSIONS)}")
+            raise ClassifierError(f"{path} is a classifier of version {quoted(found.get('version'))}, this program reads {', '.join(_VERSIONS)}")
         return _made(path, saved.tensors, found, features)
     except checkpoint.CheckpointError as error:
         raise ClassifierError(str(error)) from None
-    except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ClassifierError(f"{path} is damaged: {type(error).__name__} {error}; classify the features again") from None
+    except KeyError as error:
+        raise ClassifierError(f"{path} is damaged: it lacks {brief(error)}; classify the features again") from None
+    except ValueError as error:
+        raise ClassifierError(f"{path} is damaged: {brief(error)}; classify the features again") from None
+
+
+_TENSORS = {
+    **{"classes": ("i4", 1), "mean": ("f4 f8", 1), "scale": ("f4", 1), "dual": ("f8", 1), "intercept": ("f8", 1)},
+    **{"pairs": ("i4", 2), "support": ("i4", 1), "offsets": ("i8", 1), "vectors": ("f4", 2), "mirrored_vectors": ("f4", 2)},
+}
+"""Types and number of axes of the tensors of a file; of kernel ridge `dual` has two axes."""
+_OF_PAIRS = ("intercept", "pairs", "support", "offsets")
+_OPTIONAL = ("vectors", "mirrored_vectors")
+
+
+def _check(tensors: Mapping[str, np.ndarray], found: Mapping[str, str]) -> dict[str, Any]:
+    """The origin in the notes `found` of a file. Raises ValueError for notes and tensors of another form, KeyError for those that are missing."""
+    ridge = found["machine"] == _RIDGE
+    if found["machine"] not in (_RIDGE, _SVC):
+        raise ValueError(f"machine {quoted(found['machine'])} is not known")
+    # The versions before processing say by themselves which kernel they have.
+    mirrored = found["kernel"] == _MIRRORED
+    if found["kernel"] not in (_RBF, _MIRRORED) or (found["version"] != _PROCESSED_VERSION and mirrored != (found["version"] == _MIRRORED_VERSION)):
+        raise ValueError(f"kernel {quoted(found['kernel'])} is not known")
+    for name in ("features", "features_sha256"):
+        found[name]
+    for name, (kinds, axes) in _TENSORS.items():
+        if name not in tensors and (name in _OPTIONAL or (ridge and name in _OF_PAIRS)):
+            continue
+        tensor = tensors[name]
+        if tensor.dtype.str[1:] not in kinds.split() or tensor.ndim != axes + (ridge and name == "dual"):
+            raise ValueError(f"{name} is {tensor.dtype} {quoted(tensor.shape)}")
+    origin = document.parse(found["origin"], "its note of the features' origin")
+    document.fits(origin, ORIGIN_FORM, "origin")
+    check_origin(origin)
+    classes = tensors["classes"]
+    if len(classes) < 2 or (np.diff(classes) <= 0).any() or classes[0] < 0 or (origin["classes"] and classes[-1] >= len(origin["classes"])):
+        raise ValueError("its classes are no ascending numbers of named ones")
+    return dict(origin)
+
+
+def _number(found: Mapping[str, str], name: str, below: float = math.inf) -> float:
+    try:
+        made = float(found[name])
+    except ValueError:
+        made = math.nan
+    if not 0 < made < below:
+        raise ValueError(f"{name} is {quoted(found[name])}, and must be a number above 0")
+    return made
 
 
 def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], features: str | os.PathLike[str] | None) -> Classifier:
-    samples, mirrored = int(found["samples"]), found["kernel"] == _MIRRORED
-    # The versions before processing say by themselves which kernel they have.
-    if found["kernel"] not in (_RBF, _MIRRORED) or (found["version"] != _PROCESSED_VERSION and mirrored != (found["version"] == _MIRRORED_VERSION)):
-        raise ValueError(f"kernel {quoted(found['kernel'])} is not known")
+    origin, mirrored = _check(tensors, found), found["kernel"] == _MIRRORED
+    samples, gamma, C = int(_number(found, "samples", 1 << 31)), _number(found, "gamma", FLOAT32), _number(found, "C")
     if found["machine"] == _RIDGE:
         # As pairs: every class one, to which all samples belong.
         count = len(tensors["classes"])
-        tensors["support"], tensors["offsets"] = np.tile(np.arange(samples), count), np.arange(count + 1) * samples
         if tensors["dual"].shape != (samples, count):
             raise ValueError("its arrays do not belong together")
+        tensors["support"], tensors["offsets"] = np.tile(np.arange(samples), count), np.arange(count + 1) * samples
         tensors["dual"], tensors["intercept"], tensors["pairs"] = tensors["dual"].T.reshape(-1), np.zeros(count), np.zeros((count, 2), np.int32)
-    elif found["machine"] != _SVC:
-        raise ValueError(f"machine {quoted(found['machine'])} is not known")
     pairs, support, offsets = tensors["pairs"], tensors["support"], tensors["offsets"]
-    gamma, C, origin = float(found["gamma"]), float(found["C"]), json.loads(found["origin"])
     classes, mean, scale = tensors["classes"], tensors["mean"], tensors["scale"]
     fits = (
-        pairs.ndim == 2
-        and pairs.shape == (len(tensors["intercept"]), 2)
+        pairs.shape == (len(tensors["intercept"]), 2)
         and len(offsets) == len(pairs) + 1
         and offsets[0] == 0
         and (np.diff(offsets) >= 0).all()
         and offsets[-1] == len(support) == len(tensors["dual"])
         and (not pairs.size or 0 <= pairs.min() <= pairs.max() < len(classes))
         and (not support.size or 0 <= support.min() <= support.max() < samples)
-        and mean.shape == scale.shape == (mean.size,)
+        and mean.shape == scale.shape
         and (scale > 0).all()
-        and math.isfinite(gamma)
-        and gamma > 0
     )
     if not fits:
         raise ValueError("its arrays do not belong together")
@@ -327,7 +370,9 @@ def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], fea
 
 def _process_of(tensors: dict[str, np.ndarray], found: dict[str, str], width: int) -> Processing:
     """The fitted steps in a file of features of `width` values. Raises ValueError."""
-    process = parse(found["process"], json.loads(found["code_shape"]))
+    shape = document.parse(found["code_shape"], "its note of the shape of a code")
+    document.fits(shape, [int], "code_shape")
+    process = parse(found["process"], shape)
     if process is None or process.width != width:
         raise ValueError(f"processing {quoted(found['process'])} does not go with {width} features")
     arrays = {name.removeprefix(_PROCESS): array for name, array in tensors.items() if name.startswith(_PROCESS)}

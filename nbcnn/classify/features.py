@@ -40,16 +40,18 @@ HEADER_BYTES = 128
 CSV_BYTES_PER_VALUE = 16
 _MOST_VALUES = 1 << 46
 _SPLIT = {"count": int, "sha256": str, "labels_sha256": (str, None), "mirrored_sha256?": str}
+ORIGIN_FORM = {
+    **dict.fromkeys(("run", "checkpoint", "checkpoint_sha256", "dataset", "source", "mode"), str),
+    **{"classes": ([str], None), "image_shape": [int], "code_shape": [int], "gpu": (str, None), "precision?": str, "model?": (str, None)},
+    "layer?": (str, None),
+}
+"""The form of `Origin.noted`, in the index of features and in a classifier's file."""
 _FORM = {
     "storage": str,
     "width": int,
     "splits": {"train": _SPLIT, "test": _SPLIT},
     "sha256": str,
-    "origin": {
-        **dict.fromkeys(("run", "checkpoint", "checkpoint_sha256", "dataset", "source", "mode"), str),
-        **{"classes": ([str], None), "image_shape": [int], "code_shape": [int], "gpu": (str, None), "precision?": str, "model?": (str, None)},
-        "layer?": (str, None),
-    },
+    "origin": ORIGIN_FORM,
 }
 CHUNK_BYTES = 1 << 24
 
@@ -188,21 +190,21 @@ def _read_index(folder: Path) -> dict[str, Any]:
             raise ValueError('"version", "storage" and "mirrored_sha256" do not go together')
         if index["sha256"] != identity(index["splits"]):
             raise ValueError('"sha256" does not follow from "splits"')
-        _check_origin(index["origin"], index["splits"])
+        check_origin(index["origin"])
+        if any((index["splits"][name]["labels_sha256"] is None) != (index["origin"]["classes"] is None) for name in SPLITS):
+            raise ValueError("labels and class names go together")
     except ValueError as error:
         raise DataCorrupt(path, 0, f"not a description of features ({error})", _AGAIN) from error
     return index
 
 
-def _check_origin(origin: dict[str, Any], splits: dict[str, Any]) -> None:
-    """Raise ValueError unless `origin` goes with the `splits`."""
+def check_origin(origin: dict[str, Any]) -> None:
+    """Raise ValueError unless `origin`, of ORIGIN_FORM, names what an `Origin` has, with shapes that are some."""
     known = {field.name for field in fields(Origin)}
     if not origin.keys() <= known:
         raise ValueError(f'"origin" must name exactly {", ".join(sorted(known))}')
     if len(origin["image_shape"]) != 3 or not all(0 < extent < 1 << 16 for extent in (*origin["image_shape"], *origin["code_shape"])):
         raise ValueError('"image_shape" or "code_shape" of "origin" is no shape')
-    if any((splits[name]["labels_sha256"] is None) != (origin["classes"] is None) for name in SPLITS):
-        raise ValueError("labels and class names go together")
 
 
 def _read_origin(index: dict[str, Any]) -> Origin:

@@ -89,7 +89,13 @@ class Processing:
         wanted = _wanted(self)
         for name in wanted.keys() | self.arrays.keys():
             array = self.arrays.get(name)
-            if array is None or array.dtype != np.float32 or array.shape != wanted.get(name) or not np.isfinite(array).all():
+            if (
+                array is None
+                or array.dtype != np.float32
+                or array.shape != wanted.get(name)
+                or not np.isfinite(array).all()
+                or (name.endswith(".scale") and array.min() <= 0)
+            ):
                 raise ValueError(f"statistics {quoted(name)} of processing {self.name} are missing, of another shape, or not finite")
         return self
 

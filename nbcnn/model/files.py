@@ -17,17 +17,20 @@ import numpy as np
 
 from nbcnn import __version__
 from nbcnn.datasets.arrays import Form, Forms
-from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn import description
+from nbcnn.nn.arguments import FLOAT32
+from nbcnn.nn.description import DescriptionError
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.optim import Schedule
 from nbcnn.nn.params import under
+from nbcnn.plan.graph import ShapeError
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import ADVICE, CheckpointError, Saved
 from nbcnn.train.runlog import OWN_MODEL, RunFolder
-from nbcnn.train.saved_net import choice_of, described, fill
+from nbcnn.train.saved_net import check, choice_of, described, fill, normalisation
 
 if TYPE_CHECKING:
     from nbcnn.model.network import Model
@@ -90,6 +93,8 @@ def _form(about: Mapping[str, Any]) -> Form | Forms:
 
     def form(shape: tuple[int, ...], told: Mapping[str, Any]) -> Form:
         scale = told.get("scale")
+        if scale and not (len(scale) == 2 and scale[0] < scale[1] and all(abs(end) < FLOAT32 for end in scale)):
+            raise DescriptionError(f"the scale of the examples is {quoted(scale)}, and must be two ascending numbers within float32")
         return Form(shape, bool(told.get("channels_last")), tuple(scale) if scale else None)
 
     layers = about["layers"]
@@ -97,7 +102,7 @@ def _form(about: Mapping[str, Any]) -> Form | Forms:
         return form(about["input_shape"], about)
     told = about.get("forms") or [{}] * len(layers.inputs)
     if len(told) != len(layers.inputs):
-        raise description.DescriptionError(f"the file has {len(told)} forms of examples for {len(layers.inputs)} inputs")
+        raise DescriptionError(f"the file has {len(told)} forms of examples for {len(layers.inputs)} inputs")
     return Forms(tuple(map(form, layers.inputs, told)))
 
 
@@ -148,12 +153,22 @@ def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", p
     saved = read(found(path, checkpoint))
     about = described(saved, layers)
     choice = choice_of(mode, precision, about.get("precision"))
-    normal = Normalisation.noted(saved.metadata)
-    model = Model(about["layers"], mode=choice.row.mode, precision=choice.row.precision, classes=about.get("classes"), normalisation=normal)
-    model.learn(_form(about))
-    fill(model.build(about["input_shape"]).net, saved)
-    for name in about.get("frozen", ()):
-        model.freeze(name)
+    normal = normalisation(saved)
+    check(about["layers"], about["input_shape"], saved)
+    try:
+        model = Model(about["layers"], mode=choice.row.mode, precision=choice.row.precision, classes=about.get("classes"), normalisation=normal)
+        model.learn(_form(about))
+        net = model.build(about["input_shape"]).net
+    except (UsageError, ShapeError, DescriptionError) as error:
+        raise DescriptionError(f"{path}: its note of the network: {error}") from error
+    if model.classes and net.takes_classes and len(model.classes) < net.classes:
+        raise DescriptionError(f"{path}: its note of the network names {len(model.classes):,} classes, and there are {net.classes:,}")
+    fill(net, saved)
+    try:
+        for name in about.get("frozen", ()):
+            model.freeze(name)
+    except UsageError as error:
+        raise DescriptionError(f"{path}: its note of the network: {error}") from None
     return model
 
 

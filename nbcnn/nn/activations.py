@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
+from nbcnn.nn.arguments import finite
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
@@ -262,7 +263,7 @@ class PReLU(Layer):
 
     def __post_init__(self) -> None:
         counts(self, "num_parameters")
-        if not math.isfinite(self.init):
+        if not finite(self.init):
             raise UsageError(f"PReLU needs a finite init, got {self.init}")
 
     def params(self) -> dict[str, Param]:
@@ -347,7 +348,7 @@ class Clip(Elementwise):
 
     def __post_init__(self) -> None:
         for each in (self.low, self.high):
-            if each is not None and not math.isfinite(each):
+            if each is not None and not finite(each):
                 raise UsageError(f"Clip needs finite limits, or None, got {each}")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise UsageError(f"Clip needs a low limit that is at most the high one, got {self.low} and {self.high}")
@@ -372,7 +373,7 @@ class Power(Elementwise):
     kind: ClassVar[str] = "power"
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.exponent):
+        if not finite(self.exponent):
             raise UsageError(f"Power needs a finite exponent, got {self.exponent}")
 
 
@@ -393,7 +394,7 @@ class Scale(Elementwise):
     kind: ClassVar[str] = "scale"
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.factor) or not math.isfinite(self.shift):
+        if not finite(self.factor) or not finite(self.shift):
             raise UsageError(f"Scale needs a finite factor and shift, got {self.factor} and {self.shift}")
 
 
@@ -430,5 +431,5 @@ class Threshold(Elementwise):
     kind: ClassVar[str] = "threshold"
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.limit) or not math.isfinite(self.value):
+        if not finite(self.limit) or not finite(self.value):
             raise UsageError(f"Threshold needs a finite limit and value, got {self.limit} and {self.value}")

@@ -7,7 +7,7 @@ are taken without a name, and a refusal shows the line to write.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -19,7 +19,16 @@ from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 
 _NUMBERS = (int, float, np.integer, np.floating)
-_TYPES = {
+FLOAT32 = float(np.finfo(np.float32).max)
+"""The largest number of float32."""
+
+
+def finite(value: Any) -> bool:
+    """Whether a number is finite as float32, which is what kernels compute in."""
+    return bool(abs(value) <= FLOAT32)
+
+
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("True or False", lambda value: isinstance(value, bool | np.bool_)),
     "float": ("a number", lambda value: isinstance(value, _NUMBERS) and not isinstance(value, bool)),
     "float | None": ("a number or None", lambda value: value is None or (isinstance(value, _NUMBERS) and not isinstance(value, bool))),
@@ -52,9 +61,8 @@ def _signature(cls: type) -> inspect.Signature:
 
 @cache
 def _types(cls: type) -> dict[str, str]:
-    """The annotation of every field, where `_TYPES` has it."""
-    found = {each.name: str(getattr(each.type, "__name__", each.type)) for each in fields(cls)} if is_dataclass(cls) else {}
-    return {name: kind for name, kind in found.items() if kind in _TYPES}
+    """The annotation of every field."""
+    return {each.name: str(getattr(each.type, "__name__", each.type)) for each in fields(cls)} if is_dataclass(cls) else {}
 
 
 def _check(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -63,9 +71,16 @@ def _check(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     except TypeError:
         raise UsageError(_refusal(cls, args, kwargs)) from None
     for name, kind in _types(cls).items():
-        words, fits = _TYPES[kind]
-        if name in given and not fits(given[name]):
-            raise UsageError(f"{cls.__name__}: {name} must be {words}, got {quoted(given[name])}")
+        if name not in given:
+            continue
+        value, none = given[name], "None" in kind or "Any" in kind
+        words, fits = _TYPES.get(kind, ("", None))
+        if fits is None and value is None and not none:
+            raise UsageError(f"{cls.__name__}: {name} must be given, got None")
+        if fits is None and kind.startswith("tuple") and value is not None and (isinstance(value, str) or not isinstance(value, Iterable)):
+            words, fits = "several values in a tuple", lambda value: False
+        if fits and not fits(value):
+            raise UsageError(f"{cls.__name__}: {name} must be {words}, got {quoted(value)}")
 
 
 def _refusal(cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

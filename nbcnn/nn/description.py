@@ -18,7 +18,7 @@ import numpy as np
 
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import quoted
+from nbcnn.files.quote import QUOTED, brief, quoted
 from nbcnn.nn import activations, corruption, joins, losses, maps, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.graphs import Graph
@@ -94,8 +94,9 @@ def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
             raise DescriptionError(f"layer {at} is no object with the name of a layer under 'layer'")
         name, values = item["layer"], {key: value for key, value in item.items() if key != "layer"}
         if name not in known:
-            advice = f"give its class, as in nbcnn.load(path, layers=[{name}]), or import the file that declares it first"
-            raise DescriptionError(f"layer {at} is a {name}, which nbcnn does not have: {advice}")
+            shown = name if name.isidentifier() and len(name) <= QUOTED else quoted(name)
+            advice = f"give its class, as in nbcnn.load(path, layers=[{shown}]), or import the file that declares it first"
+            raise DescriptionError(f"layer {at} is a {shown}, which nbcnn does not have: {advice}")
         try:
             if known[name] is Residual:
                 made.append(Residual(*from_data(values["body"], more)))
@@ -103,8 +104,10 @@ def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
                 made.append(Losses(tuple(from_data(values["parts"], more))))
             else:
                 made.append(known[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}))
-        except (TypeError, KeyError, ValueError) as error:
+        except DescriptionError as error:
             raise DescriptionError(f"layer {at}, {name}: {error}") from None
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise DescriptionError(f"layer {at}, {name}: {brief(error)}") from None
     return made
 
 

@@ -5,13 +5,13 @@ A layer that joins has `joins` and takes a list of values: `build(tape, xs, scop
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
+from nbcnn.nn.arguments import finite
 from nbcnn.nn.convolve import padded_images
 from nbcnn.nn.graphs import reshape, unpack
 from nbcnn.nn.layer import Built, NoParams, images
@@ -199,7 +199,7 @@ class Pad(NoParams):
         sides = self.sides()
         if len(sides) != 4 or not all(isinstance(n, int) and not isinstance(n, bool) for n in sides):
             raise UsageError(f"Pad needs one whole number as padding, or (top, bottom, left, right), got {quoted(self.padding)}")
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not finite(self.value):
             raise UsageError(f"Pad needs a finite value, got {quoted(self.value)}")
 
     def sides(self) -> tuple[int, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.arguments import finite
 from nbcnn.nn.graphs import reshape
 from nbcnn.nn.layer import Built, NoParams, images
 from nbcnn.plan.graph import Buf, ShapeError, Tape
@@ -54,7 +54,7 @@ class LinearMap(NoParams):
         if self.weights is None:
             return
         object.__setattr__(self, "weights", tuple(tuple(float(each) for each in row) for row in _rows(self.weights)))
-        if [len(row) for row in self.weights] != [len(row) for row in self.indices] or not all(math.isfinite(n) for row in self.weights for n in row):
+        if [len(row) for row in self.weights] != [len(row) for row in self.indices] or not all(finite(n) for row in self.weights for n in row):
             raise UsageError("LinearMap needs a finite weight for each of its indices")
 
     def rows(self) -> list[list[tuple[int, float]]]:

@@ -8,7 +8,6 @@ three parameters a channel, γ = 1, β = 0, v = 1 at first.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
+from nbcnn.nn.arguments import finite
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
@@ -87,7 +87,7 @@ class EvoNormS0(_EvoNorm):
 
     def __post_init__(self) -> None:
         counts(self, "groups", "channels")
-        if (self.channels or self.groups) % self.groups or not 0 < self.eps < math.inf:
+        if (self.channels or self.groups) % self.groups or not (self.eps > 0 and finite(self.eps)):
             raise UsageError(f"EvoNormS0 needs groups that divide its {self.channels} channels and eps > 0, got {self.groups} and {self.eps}")
 
     def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
@@ -130,7 +130,7 @@ class EvoNormB0(_EvoNorm):
 
     def __post_init__(self) -> None:
         counts(self, "channels")
-        if not 0 < self.eps < math.inf or not 0 <= self.momentum <= 1:
+        if not (self.eps > 0 and finite(self.eps)) or not 0 <= self.momentum <= 1:
             raise UsageError(f"EvoNormB0 needs eps > 0 and a momentum in [0, 1], got {self.eps} and {self.momentum}")
 
     def state(self) -> dict[str, Param]:
@@ -199,7 +199,7 @@ class _Norm(NoParams):
 
 
 def _positive_eps(layer: Any) -> None:
-    if not 0 < layer.eps < math.inf:
+    if not (layer.eps > 0 and finite(layer.eps)):
         raise UsageError(f"{type(layer).__name__} needs a positive, finite eps, got {layer.eps}")
 
 

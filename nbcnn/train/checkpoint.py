@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nbcnn.files import atomic
-from nbcnn.files.quote import quoted
+from nbcnn.files import atomic, regular
+from nbcnn.files.quote import brief, quoted
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import decode
 
@@ -149,7 +149,7 @@ def read(path: Path) -> Saved:
 def _read(path: Path) -> Saved:
     """Read a checkpoint like `read`, with errors that name the tensor but not the file."""
     try:
-        content = path.read_bytes()
+        content = regular.read(path)
     except (FileNotFoundError, NotADirectoryError):
         raise _Missing from None
     except OSError as error:
@@ -187,7 +187,7 @@ def _parse(content: bytes) -> tuple[Tensors, Metadata, memoryview]:
     try:
         header = json.loads(content[8 : 8 + length].decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"not a safetensors file: its header is no JSON ({error})") from None
+        raise CheckpointError(f"not a safetensors file: its header is no JSON ({brief(error)})") from None
     if not isinstance(header, dict):
         raise CheckpointError("not a safetensors file: its header is no JSON object")
     metadata = header.pop(_METADATA, {})

@@ -7,10 +7,12 @@ from typing import Any
 
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import quoted
+from nbcnn.files.quote import brief, quoted
 from nbcnn.nn import description, models
+from nbcnn.nn.description import DescriptionError
+from nbcnn.nn.layer import parameters, sized, states
 from nbcnn.nn.params import ParameterError, under
-from nbcnn.plan.graph import named
+from nbcnn.plan.graph import ShapeError, named
 from nbcnn.run import rows
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
@@ -29,6 +31,33 @@ def described(saved: Saved, more: Sequence[type] = ()) -> dict[str, Any]:
     if config["flags"]["model"] not in models.MODELS or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape) or len(shape) != 3:
         raise CheckpointError(f"{saved.path.parent}/config.json does not say which network the checkpoint is of")
     return {"layers": models.MODELS[config["flags"]["model"]](*shape), "input_shape": tuple(shape), "precision": saved.metadata.get("precision")}
+
+
+def check(layers: Any, shape: tuple[int, ...], saved: Saved) -> None:
+    """Raise DescriptionError or CheckpointError unless `layers`, for examples of `shape`, make a network of which `saved` has all parameters.
+
+    Nothing is made before: a file of a few kilobytes may describe gigabytes of parameters.
+    """
+    try:
+        made = sized(layers, shape)
+        wanted = parameters(made) | states(made)
+    except (ShapeError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError) as error:
+        raise DescriptionError(f"{saved.path}: its note of the network: {brief(error)}") from error
+    held = under("param.", saved.tensors)
+    for name, param in wanted.items():
+        if name not in held:
+            raise CheckpointError(f"{saved.path} does not fit this network: parameter {quoted(name)} is missing")
+        if held[name].shape != param.shape:
+            shapes = f"{quoted(held[name].shape)}, this network needs {quoted(param.shape)}"
+            raise CheckpointError(f"{saved.path} does not fit this network: parameter {quoted(name)} is {shapes}")
+
+
+def normalisation(saved: Saved) -> Normalisation | None:
+    """The normalisation that a file tells of. Raises CheckpointError if it is none."""
+    try:
+        return Normalisation.noted(saved.metadata)
+    except UsageError as error:
+        raise CheckpointError(f"{saved.path}: {error}") from None
 
 
 def choice_of(mode: str, precision: str | None, noted: str | None) -> Choice:
@@ -64,7 +93,8 @@ def encoder(saved: Saved, code: str, mode: str, precision: str | None, noted: st
     Raises CheckpointError if the weights do not fit.
     """
     about, choice = described(saved), choice_of(mode, precision, noted)
-    layers, normal = models.encoder(about["layers"], code), Normalisation.noted(saved.metadata)
+    layers, normal = models.encoder(about["layers"], code), normalisation(saved)
+    check(layers, shape or about["input_shape"], saved)
     net = Net(layers, shape or about["input_shape"], choice=choice, normalisation=normal)
     fill(net, saved)
     return net

@@ -26,6 +26,7 @@ import numpy as np
 
 from nbcnn.files.atomic import DiskFull
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import brief
 from nbcnn.gpu import faults
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.nn.params import under
@@ -135,6 +136,7 @@ class Trainer:
         self._test_seconds = 0.0
         self._time: Callable[[], dict[str, Any]] | None = None
         self._saved: Path | None = None
+        self._unbound: Path | None = None
         self._kept: tuple[int, float, Tensors] = (0, 0.0, {})
         self._interval = log_every or 1
         self._mark = (0.0, 0)
@@ -194,14 +196,15 @@ class Trainer:
             done, self._epoch_seconds = int(metadata["epochs_done"]), float(metadata["epoch_seconds"])
             self.step = int(metadata["step"])
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"{path} was not written by a training run of nbcnn: {error} in its metadata") from None
+            raise CheckpointError(f"{path} was not written by a training run of nbcnn: {brief(error)} in its metadata") from None
         if not saved.checked:
             raise CheckpointError(f"{path} was not written by a training run of nbcnn: it has no checksum")
         for name, value in self.identity.items():
             free = new_epochs and name == "epochs"
             if not free and metadata.get(name, value) != value:
-                raise CheckpointError(f"{path} belongs to another run: its {name} is {metadata[name]}, this run's is {value}")
+                raise CheckpointError(f"{path} belongs to another run: its {name} is {brief(metadata[name])}, this run's is {brief(value)}")
         unknown = sorted(self.identity.keys() - metadata.keys())
+        self._unbound = path if saved.checked != "all" else None
         if saved.checked != "all" or unknown:
             less = f"whether {', '.join(unknown)} are this run's" if unknown else "whether its names were changed"
             told.append(f"{path} is of an earlier version of nbcnn: it does not say {less}, so that is not checked")
@@ -467,7 +470,9 @@ class Trainer:
         if isinstance(self.run, InMemory):
             saved = "nothing was written"
         advice = "a smaller --lr, --clip-norm 1 or --init torch usually helps"
-        return Diverged(f"training diverged: NaN or Inf in epoch {self.epochs_done + 1}, {self._origin()}; {saved}; {advice}")
+        unbound = f"; {self._unbound}, from which this run went on, has no checksum of its names and notes: they may have been changed"
+        origin = f"NaN or Inf in epoch {self.epochs_done + 1}, {self._origin()}"
+        return Diverged(f"training diverged: {origin}; {saved}; {advice}{unbound if self._unbound else ''}")
 
     def _origin(self) -> str:
         """Find what was NaN or Inf first, by repeating the training steps since the last kept state and checking each."""

@@ -589,7 +589,8 @@ def mutate_sealed(pick: Random, path: Path) -> None:
             case 4:
                 tensors[name] = tensors[name].astype(np.int32)
             case 5:
-                tensors[name] = (tensors[name].astype(np.float64) * pick.choice((1e36, -1e38, 0, 1e-40, 2**20))).astype(tensors[name].dtype)
+                with np.errstate(all="ignore"):
+                    tensors[name] = (tensors[name].astype(np.float64) * pick.choice((1e36, -1e38, 0, 1e-40, 2**20))).astype(tensors[name].dtype)
             case 6:
                 tensors[pick.choice(("param.", "x", "param.conv9.weight", "a\x1b[31mb", "é" * 300))] = tensors.pop(name)
             case _:
@@ -609,7 +610,8 @@ def read_saved(folder: Path) -> None:
             shapes = layers.inputs if isinstance(layers, nbcnn.Graph) else (model.net.input_shape,)
             if sum(map(numel, shapes)) < 1 << 14 and numel(model.net.output_shape) < 1 << 14:
                 given = [rng.integers(0, 2, (2, *shape), np.uint8) for shape in shapes]
-                model.predict(given if len(given) > 1 else given[0])
+                with np.errstate(all="ignore"):  # what weights of 1e38 lead to is infinite
+                    model.predict(given if len(given) > 1 else given[0])
 
 
 def make_classifier(folder: Path) -> None:
@@ -630,9 +632,10 @@ def read_classifier(folder: Path) -> None:
     for path in sorted(folder.glob("*.safetensors")):
         found = classifier.load(path)
         if found.width < 1 << 14 and not found.mirrored:
-            made = found.predict(np.ones((3, found.width), np.float32))
-            assert made.shape == (3,), made.shape
-            found.margins(found.decisions(np.ones((3, found.width), np.float32)))
+            with np.errstate(all="ignore"):  # what vectors of 1e38 lead to is infinite
+                decisions = found.decisions(np.ones((3, found.width), np.float32))
+                found.margins(decisions)
+                assert set(found.voted(decisions).tolist()) <= set(found.classes.tolist())
 
 
 # -- images

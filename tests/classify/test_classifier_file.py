@@ -83,7 +83,7 @@ def test_what_is_damaged_or_gone_is_named(trained, tmp_path):
         classifier.load(tmp_path / "other")
     tensors, notes = checkpoint.load(path)
     for change, words in (
-        ({"version": "9"}, "version 9"),
+        ({"version": "9"}, "version .9"),
         ({"gamma": "none"}, "damaged"),
         ({"samples": "3"}, "do not belong together"),
         ({"features": str(tmp_path / "nowhere")}, "--portable"),

@@ -10,6 +10,8 @@ import pytest
 import nbcnn
 from nbcnn.nn.description import as_data, known_layers
 
+NAMES = {name: getattr(nbcnn, name) for name in nbcnn.__all__}
+
 LINES = {
     "Linear(3072, 10)": ["Linear(10, in_features=3072)"],
     "Linear(64, 10, False)": ["Linear(10, in_features=64, bias=False)"],
@@ -38,11 +40,11 @@ LINES = {
 @pytest.mark.parametrize("call", LINES)
 def test_arguments_in_another_order_are_refused_with_the_lines_to_write(call):
     with pytest.raises(nbcnn.UsageError) as caught:
-        eval(call, vars(nbcnn))
+        eval(call, NAMES)
     lines = str(caught.value).split(": write ")[1].split(" or ")
     assert lines == LINES[call]
     for line in lines:
-        eval(line, vars(nbcnn))
+        eval(line, NAMES)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_arguments_in_another_order_are_refused_with_the_lines_to_write(call):
 )
 def test_names_and_types_of_arguments_are_checked(call, words):
     with pytest.raises(nbcnn.UsageError, match=words):
-        eval(call, vars(nbcnn) | {"np": np})
+        eval(call, NAMES | {"np": np})
 
 
 def test_all_layers_losses_optimizers_and_schedules_take_at_most_two_arguments_without_a_name():

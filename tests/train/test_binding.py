@@ -27,7 +27,7 @@ from nbcnn.run.session import TrainingSession
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, CheckpointError
 from nbcnn.train.runlog import RunError, RunFolder
-from nbcnn.train.trainer import Trainer
+from nbcnn.train.trainer import Diverged, Trainer
 
 RESUME = ["--quiet", "--resume"]
 EPOCHS = 2
@@ -190,6 +190,15 @@ def test_a_checkpoint_of_an_earlier_version_resumes_with_a_warning(stopped, smal
     assert told.startswith(f"{stopped / LAST} is of an earlier version of nbcnn: it does not say whether data are this run's")
     assert ends(stopped) == ends(small)
     assert resumed(stopped) == [], "it was saved again, with everything"
+
+
+def test_a_run_that_diverges_from_an_unbound_checkpoint_says_that_it_may_have_been_changed(stopped):
+    tensors, notes = checkpoint.load(stopped / LAST)
+    tensors["param.conv1.weight"][...] = 1e38
+    checkpoint.save(stopped / LAST, tensors, notes)
+    rewritten(stopped / LAST, as_before_the_seal)
+    with np.errstate(all="ignore"), pytest.raises(Diverged, match="has no checksum of its names and notes: they may have been changed"):
+        resumed(stopped)
 
 
 def test_train_tells_the_warning_also_when_quiet(copied, capsys):
