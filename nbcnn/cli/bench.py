@@ -56,7 +56,7 @@ BELONGS = {
 }
 """Flags that only some benchmarks take, with those that do."""
 WHAT = (
-    "an op, such as conv_fprop; the whole training step; that of several networks, or of your own (nets); their predictions (predict);"
+    "an op, such as conv_fprop; the whole training step; that of several networks or a custom one (nets); their predictions (predict);"
     " every layer and pass (convs); a real epoch of 50,000 images with shuffling and the last batch; training on several GPUs (scaling);"
     " why a GPU measured cold looks slow (warmup); or what this benchmark says about things known beforehand (selftest)"
 )
@@ -99,11 +99,11 @@ def parser() -> Parser:
         group,
         "--model",
         paths.FUNCTIONS,
-        "nets, predict: networks by name, or file.py:function of your own, with commas between them",
+        "nets, predict: networks by name, or file.py:function, separated by commas",
         "all",
         metavar="NAME,…",
     )
-    flag(group, "--image", bench_nets.image, "nets, predict: channels, height and width for a network of your own", "3,32,32")
+    flag(group, "--image", bench_nets.image, "nets, predict: channels, height and width for a custom network", "3,32,32")
     flag(group, "--breakdown", bool, "nets: where the time of our step goes, by op and by step", "off")
     flag(group, "--recompute", bool, "nets: outputs of norms are made again in the backward pass instead of being kept", "off")
     flag(group, "--tiles", bool, "nets: every tile of every convolution in place of training steps, and what the choice of tiles costs", "off")

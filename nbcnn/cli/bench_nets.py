@@ -51,7 +51,7 @@ def _known(flags: SimpleNamespace) -> dict[str, Any]:
 
 
 def section(name: str, precision: str, flags: SimpleNamespace) -> str:
-    """The section of the results file that one network in one precision is: of one's own the file and the function without their folders."""
+    """The section of the results file that one network in one precision is: of a custom one the file and the function without their folders."""
     further = [*([str(flags.batch)] if flags.batch else []), *(["recompute"] if flags.recompute else [])]
     return "-".join([flags.what, precision, Path(name).name.replace(".py:", "."), *further])
 
@@ -159,4 +159,4 @@ def _network(name: str, flags: SimpleNamespace) -> Any:
     if not is_own(name):
         return _known(flags)[name]
     shape = flags.image or COLOUR
-    return Network(Path(name).name.replace(".py:", "."), "a network of one's own", lambda: layers_of(name, shape), shape, flags.batch or OWN_BATCH)
+    return Network(Path(name).name.replace(".py:", "."), "a custom network", lambda: layers_of(name, shape), shape, flags.batch or OWN_BATCH)

@@ -1,4 +1,4 @@
-"""nbcnn extract RUN: run a trained encoder over its data set, or over images of one's own, and write the features."""
+"""nbcnn extract RUN: run a trained encoder over its data set, or over your own images, and write the features."""
 
 from __future__ import annotations
 

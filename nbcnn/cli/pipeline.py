@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from nbcnn.ranks.team import Team
 
 STARTED = time.perf_counter()
-SUMMARY = "Train, extract the features, and classify them, in one process and one folder. Started again with the same --out it continues."
+SUMMARY = "Train, extract the features, and classify them, in one process and one folder. Run it again with the same --out to continue."
 EXAMPLES = (
-    "pipeline --dataset digits --limit 512 --epochs 3     a few minutes on a CPU, no network",
+    "pipeline --dataset digits --limit 512 --epochs 3     a few minutes on a CPU, no internet",
     "pipeline --dataset cifar10 --mode tensorcore --out cifar",
     "pipeline --config run.toml --out mine --keep-features",
     "pipeline --dataset cifar10 --out cifar --mirror --baselines",

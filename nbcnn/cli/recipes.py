@@ -274,7 +274,7 @@ def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) ->
         if flags.optimizer == "sgd" and "lr" not in flags.given:
             flags.lr *= most / flags.batch
         flags.batch = most
-        notes.append(f"NOTE: there are {count:,} images, so a batch has {most}, with lr {flags.lr:.3g}; --batch and --lr choose for themselves.")
+        notes.append(f"NOTE: there are {count:,} images, so a batch has {most}, with lr {flags.lr:.3g}; --batch and --lr set others.")
     if flags.model == "unet" and segmented:
         notes.append(f"NOTE: {name} has masks, so unet learns the class of every pixel; --loss mse has it take noise off images instead.")
     elif flags.model == "unet" and not flags.noise and "noise" not in flags.given:

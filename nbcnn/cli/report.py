@@ -12,7 +12,7 @@ from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
 
-SUMMARY = "Write one HTML file that shows a run, or all results of a device; no GPU and no network needed, neither here nor to read it."
+SUMMARY = "Write one HTML file that shows a run, or all results of a device; needs no GPU and no internet, nor does reading it."
 EXAMPLES = (
     "python -m nbcnn report runs/cifar                              RUN/report.html, with the results of its device",
     "python -m nbcnn report runs/cifar --features features/cifar    with the confusion matrix of these features",

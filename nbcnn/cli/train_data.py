@@ -83,7 +83,7 @@ class Material:
 def material(flags: SimpleNamespace, read: loading.Reading | None = None, function: Callable[..., Any] | None = None) -> Material:
     """The data set and the network that the flags name. Raises DataError.
 
-    `read` gives the images where they are being read already, and `function` makes the layers where a --model of one's own is known already.
+    `read` gives the images where they are being read already, and `function` makes the layers where a custom --model is known already.
     """
     if flags.dataset in datasets.SERIES:
         return _series(flags)
@@ -105,7 +105,7 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None, functi
     layers = harder(train_loss.with_loss(layers, flags), flags)
     if getattr(layers[-1], "needs_labels", False) and not pixels and data.classes is None:
         raise UsageError(
-            f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "
+            f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no internet; "
             "cifar10 is downloaded; the files of mnist and fashion-mnist are put into --data-dir by hand (data/README.md)"
         )
     labels, others = {"labels": data.train_labels, "test_labels": data.test_labels}, loaded.others_crc

@@ -28,11 +28,11 @@ from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
 
 EXAMPLES = (
     "                                              the fastest mode here; CIFAR-10 if it can be had",
-    "--dataset digits                              under a minute on a CPU, no network",
+    "--dataset digits                              under a minute on a CPU, no internet",
     "--model mnist-cnn --dataset mnist             a classifier: accuracy, confusion matrix, mistakes",
     "--model resnet18 --dataset cifar10            the strongest classifier of small colour images, 16 epochs",
     "--model unet --dataset shapes                 the class of every pixel, learned from masks",
-    "--model my_model.py:layers --config run.toml  a network of one's own, settings from a file",
+    "--model my_model.py:layers --config run.toml  a custom network, settings from a file",
     "--mode im2col --batch 256 --explain           the plan as a table, without training",
 )
 
@@ -97,8 +97,8 @@ def parser() -> Parser:
         group,
         "--dataset",
         dataset,
-        "data set; auto: CIFAR-10 if it is there or can be had quickly, else digits; energy for s4convd; folder:PATH for images of your own, "
-        "a subfolder a class; npz:PATH for arrays; FILE.py:FUNCTION for what a function returns",
+        "data set; auto: CIFAR-10 if it is there or can be had quickly, else digits; energy for s4convd; folder:PATH for your own images, "
+        "one subfolder per class; npz:PATH for arrays; FILE.py:FUNCTION for what a function returns",
         "auto",
     )
     flag(group, "--size", size, "scale the images of folder:PATH to this many pixels: 64, or 48x64 (rows×columns)", "as they are", metavar="N")
@@ -107,9 +107,11 @@ def parser() -> Parser:
     flag(group, "--limit", limit, "use only the first N images of each split", f"all; on a CPU {ON_CPU['limit']:,}", "images")
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
     flag(group, "--augment", augment, "change training images at random: flip, flip:alternate, crop:4 (shift up to 4 pixels), cutout:8", "off")
-    flag(group, "--normalise", bool, "take each channel's mean off and divide by its deviation, both of the training images", "divide by 255")
+    flag(
+        group, "--normalise", bool, "subtract each channel's mean and divide by its standard deviation, both of the training images", "divide by 255"
+    )
     flag(group, "--whiten", bool, "whiten the images, by a convolution fitted to the training images; an autoencoder gives these back", "off")
-    flag(group, "--noise", real(0), "in training add Gaussian noise of this deviation to what the network sees; the target stays clean", "off")
+    flag(group, "--noise", real(0), "in training add Gaussian noise of this deviation to the network's input; the target stays clean", "off")
     flag(group, "--mask", real(0, below=1), "in training mask this part of the squares of 4×4 pixels; the target stays whole", "off")
     flag(
         group,
@@ -127,7 +129,7 @@ def parser() -> Parser:
         "network; small-autoencoder: 32 and 4 channels inside, not 256 and 128; "
         "mnist-cnn classifies, with EvoNorm-S0 or B0; resnet18 and mobilenet classify small colour images; unet finds the class of every pixel of "
         "images with masks (shapes, folder:PATH), and takes noise off others; patches and patches2: dictionaries of patches, fitted by k-means in "
-        "one pass instead of being trained; s4convd forecasts; or one of your own: file.py:function, package.module:function",
+        "one pass instead of being trained; s4convd forecasts; or a custom one: file.py:function, package.module:function",
         "autoencoder, on a CPU small-autoencoder; s4convd for energy",
     )
     flag(group, "--width", count(1), "channels inside s4convd", DEFAULTS["width"])
@@ -139,10 +141,10 @@ def parser() -> Parser:
         "what is minimised; log-mse and rmsle are s4convd's; cross-entropy of networks that classify; mse, l1, huber, bce of those that make images",
         f"{DEFAULTS['loss']} of s4convd, else the network's own",
     )
-    flag(group, "--huber-delta", real(0, exclusive=True), "from which difference on --loss huber is a straight line", 1)
-    flag(group, "--label-smoothing", real(0, below=1), "cross-entropy: the part of every label that is spread over all classes", 0)
-    flag(group, "--class-weights", class_weights, "cross-entropy: how often an example of each class counts, with commas", "1 each")
-    flag(group, "--ignore-index", count(-(2**31) + 1, 2**31), "cross-entropy: a label whose examples count nothing", "none")
+    flag(group, "--huber-delta", real(0, exclusive=True), "difference from which --loss huber is linear", 1)
+    flag(group, "--label-smoothing", real(0, below=1), "cross-entropy: share of each label spread over all classes", 0)
+    flag(group, "--class-weights", class_weights, "cross-entropy: weight of each class, separated by commas", "1 each")
+    flag(group, "--ignore-index", count(-(2**31) + 1, 2**31), "cross-entropy: label to leave out of the loss", "none")
     flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", DEFAULTS["kernel_init"])
     inits = "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in); kmeans: atoms of the images' patches, layer by layer, the decoder as torch"
     flag(group, "--init", one_of("torch", "he", "kmeans"), inits, base["init"])
@@ -154,8 +156,8 @@ def parser() -> Parser:
         "--init",
         metavar="RUN",
     )
-    flag(group, "--freeze", str, "leave these parameters as they are: conv1, conv*, *.bias; several with commas", "none", metavar="PATTERN")
-    flag(group, "--sparse", count(1), "of the code's channels only the N largest of each pixel pass on to the decoder", "all", "channels")
+    flag(group, "--freeze", str, "do not train these parameters: conv1, conv*, *.bias; separate several with commas", "none", metavar="PATTERN")
+    flag(group, "--sparse", count(1), "keep only the N largest channels of each pixel's code for the decoder", "all", "channels")
     flag(group, "--seed", count(0, 2**63), "seed of first weights, order of images and flips", 0)
 
     group = made.add_argument_group("optimisation")
@@ -163,7 +165,7 @@ def parser() -> Parser:
         group,
         "--recipe",
         one_of(*RECIPES),
-        "set of defaults; plain: the default by its name, for the least error of reconstruction; features: for a code to classify by, of whitened "
+        "set of defaults; plain: the default by its name, minimises reconstruction error; features: features for classification, from whitened "
         "images, a k-means start, then k-sparse denoising, batch 256, adam, 23 epochs; small: batch 16, adam, lr 0.003, 10 epochs; per-image: batch "
         "1, lr 0.001, He init, clip-value 5, 20 epochs; "
         "classifier: batch 128, adam, He init, 10 epochs; resnet: crops and flips of normalised images, batch 512, sgd with Nesterov's momentum, "
@@ -197,21 +199,21 @@ def parser() -> Parser:
         group,
         "--accumulate",
         count(1),
-        "add up the gradients of so many batches before one update: a batch so many times larger in the memory of one",
+        "sum the gradients of N batches before one update: N × the effective batch at the memory cost of one",
         1,
         "batches",
     )
-    flag(group, "--recompute", bool, "make outputs of norms again in the backward pass instead of keeping them: less memory, the same bits", "off")
-    flag(group, "--ema", real(0, below=1), "evaluate and save an average of the weights over steps, of this decay, such as 0.999; 0: off", 0)
+    flag(group, "--recompute", bool, "recompute outputs of norms in the backward pass instead of keeping them: less memory, the same bits", "off")
+    flag(group, "--ema", real(0, below=1), "evaluate and save an exponential moving average of the weights with this decay, such as 0.999; 0: off", 0)
     flag(
         group,
         "--optimizer",
         _optimizer,
-        "update rule: sgd, adam, adamw (adam whose weight decay is apart), or your own class of nbcnn.optimizer, FILE.py:NAME",
+        "update rule: sgd, adam, adamw (adam with decoupled weight decay), or your own class of nbcnn.optimizer, FILE.py:NAME",
         base["optimizer"],
         metavar="{sgd,adam,adamw,FILE.py:NAME}",
     )
-    flag(group, "--lr", real(0, exclusive=True), "learning rate, the highest of the run", "0.1 for sgd, 0.001 for adam and adamw")
+    flag(group, "--lr", real(0, exclusive=True), "peak learning rate", "0.1 for sgd, 0.001 for adam and adamw")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
     flag(group, "--nesterov", bool, "Nesterov's momentum", "off")
     flag(
@@ -246,7 +248,7 @@ def parser() -> Parser:
 
     group = made.add_argument_group("kernels")
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest that this machine has", "auto")
-    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", OWN_PRECISION)
+    flag(group, "--precision", one_of(*PRECISIONS), "precision that multiplications round to", OWN_PRECISION)
     flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels: wgmma (Hopper) or mma (Ampere and later)", "auto")
     flag(group, "--dwconv", one_of("auto", *DWCONV), "kernels of depthwise convolutions of series", "auto: the mode's own")
     flag(group, "--no-fuse", bool, "run every layer by itself", "off")
@@ -356,7 +358,7 @@ def _model(text: str) -> str:
     if colon and where and name.isidentifier():
         return str(FUNCTION(text))
     if where.endswith(".py") or text.endswith(".py"):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} names no function: a network of your own is FILE.py:FUNCTION, such as model.py:network")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} names no function: a custom network is FILE.py:FUNCTION, such as model.py:network")
     return one_of(*MODELS, "FILE.py:FUNCTION")(text)
 
 

@@ -143,7 +143,7 @@ def _auto(folder: Path, allowed: bool, log: Log, progress: Log | None) -> Datase
     log(
         f"{bar}\nNOT CIFAR-10: this run uses 'digits', 1,797 handwritten digits of 8×8 pixels, with labels.\nWhy: {why}\n"
         f"For CIFAR-10, put {cifar10.ARCHIVE} (from {cifar10.MIRRORS[-1]}) into {folder}/,\n"
-        f"or run with --dataset cifar10, which waits for slow servers. --dataset photos and shapes need no network either.\n{bar}"
+        f"or run with --dataset cifar10, which waits for slow servers. --dataset photos and shapes need no internet either.\n{bar}"
     )
     chosen = digits.load()
     return replace(chosen, source=f"{chosen.source}; used because CIFAR-10 was not available")

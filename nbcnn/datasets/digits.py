@@ -1,5 +1,5 @@
 """`digits`: the 1,797 handwritten digits that come with scikit-learn, enlarged to 3×32×32 so that the default network
-takes them. What `auto` uses without CIFAR-10: it has labels and needs no network.
+takes them. What `auto` uses without CIFAR-10: it has labels and needs no internet.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", p
     """The model in a file: one that `Model.save` wrote, a checkpoint of a training, or a run folder.
 
     path        the file or folder.
-    layers      classes of one's own that the network has.
+    layers      custom layer classes that the network has.
     mode        how it is computed here; auto is the fastest that this machine has. precision  None is the file's where the mode has it.
     checkpoint  "last" or "best", of a run folder; None is the last one, or the best of a training with --patience or EarlyStopping.
     Raises CheckpointError or DescriptionError (exit code 3) for a file that is missing, damaged or of an unknown layer, GpuUnavailable.

@@ -1,4 +1,4 @@
-"""`Model`: a list or a graph of layers with everything around it, so that a network of one's own takes a few lines."""
+"""`Model`: a list or a graph of layers with everything around it, so that a custom network takes a few lines."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Model(Weights):
                  and wherever the saved model is used; where the target of loss "mse" is the input, it is the normalised image. None divides bytes
                  by 255.
 
-    Images are uint8 or floats, see `nbcnn.datasets.arrays`. A model is a context manager: `close` lets its GPU memory go. One process trains on
+    Images are uint8 or floats, see `nbcnn.datasets.arrays`. A model is a context manager: `close` frees its GPU memory. One process trains on
     one GPU; several train together by `nbcnn launch` alone. Several threads may call one model: calls take turns, and one that comes during a `fit`
     waits for its end. Raises UsageError for layers, losses and names that do not go together,
     GpuUnavailable for a GPU's mode without a GPU.
@@ -408,7 +408,7 @@ class Model(Weights):
         union by class, "iou". Nothing is changed.
 
         The loss is summed in float64 from the network's float32 outputs; of ignored labels neither counts. `views` as in `predict`.
-        Raises UsageError as `predict`, for labels that do not fit, and for a loss of one's own without a method measure(outputs, targets) that gives
+        Raises UsageError as `predict`, for labels that do not fit, and for a custom loss without a method measure(outputs, targets) that gives
         the sum of losses and what it counts.
         """
         if self.loss is None:

@@ -57,7 +57,7 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
         if self._training and threading.current_thread().name.startswith(FEEDER):
             raise UsageError(
                 f"{method.__name__} was called where fit reads its batches, and the model is being trained: fit waits for the batch, so "
-                f"{method.__name__} would wait for ever. Call it before fit, or in a callback"
+                f"{method.__name__} would deadlock. Call it before fit, or in a callback"
             )
         with self._lock:
             return method(self, *given, **named)

@@ -32,7 +32,7 @@ _number = itertools.count()
 class Layer(Arguments):
     """What a layer inherits to be called on values: `layer(x)`, or `layer([a, b])` of a layer that joins values.
 
-    A layer of one's own is a frozen dataclass with `kind`, `params()` and `build(tape, x, scope)`. Raises UsageError for what is no value.
+    A custom layer is a frozen dataclass with `kind`, `params()` and `build(tape, x, scope)`. Raises UsageError for what is no value.
 
     Example:
         >>> import nbcnn

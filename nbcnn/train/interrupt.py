@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-_NOTICE = b"\nnbcnn: %s; once more to leave at once\n"
+_NOTICE = b"\nnbcnn: interrupted: %s; Ctrl-C again quits now\n"
 
 
 class Interrupted(BaseException):
@@ -72,7 +72,7 @@ class Interrupts(_Signals):
         self.signal = number
         # Not print(): a handler may run in the middle of one, and buffered streams are not reentrant. Nobody may be there to read it.
         with suppress(OSError):
-            os.write(2, _NOTICE % (b"saving" if self._raising else b"finishing the training step, then saving"))
+            os.write(2, _NOTICE % (b"saving" if self._raising else b"finishing this step and saving"))
         if self._raising:
             raise Interrupted
 

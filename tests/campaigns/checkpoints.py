@@ -36,7 +36,23 @@ from nbcnn.train.callbacks import Plots
 from nbcnn.train.checkpoint import BEST, LAST
 from nbcnn.train.runlog import RunFolder
 
-FLAGS = ["--dataset", "shapes", "--mode", "cpu", "--limit", "4", "--batch", "2", "--epochs", "3", "--save-every", "1", "--quiet"]
+FLAGS = [
+    "--model",
+    "autoencoder",
+    "--dataset",
+    "shapes",
+    "--mode",
+    "cpu",
+    "--limit",
+    "4",
+    "--batch",
+    "2",
+    "--epochs",
+    "3",
+    "--save-every",
+    "1",
+    "--quiet",
+]
 FEATURES = ["--mode", "cpu", "--limit", "4", "--quiet", "--out"]
 VALUES = [None, True, 0, -1, 1, 7, 1e300, 0.5, "", "cpu", "photos", "x" * 300, "\ud800", [], {}, [[1]], {"a": None}]
 _KEPT = tempfile.TemporaryDirectory(prefix="campaign-template-")

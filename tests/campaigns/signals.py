@@ -25,7 +25,7 @@ from .training import FLAGS, LAST, at_a_moment, continued, differences, finished
 
 PROGRAMS = {False: (str(ROOT / "train.py"),), True: ("-m", "campaigns.training")}
 """What trains, by whether it is quick."""
-STEP = "finishing the training step", "nbcnn: saving"
+STEP = "finishing this step", "interrupted: saving"
 """What a training says that a signal stops between two steps."""
 
 

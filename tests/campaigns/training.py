@@ -40,7 +40,24 @@ from nbcnn.train.checkpoint import LAST
 MODE = os.environ.get("NBCNN_CAMPAIGN_MODE", "cpu")
 """Where it trains. On a GPU the attacking process must not use it, since its children are forked."""
 
-FLAGS = ("--dataset", "shapes", "--mode", MODE, "--limit", "2", "--batch", "1", "--epochs", "2", "--save-every", "1", "--log-every", "1")
+FLAGS = (
+    "--model",
+    "autoencoder",
+    "--dataset",
+    "shapes",
+    "--mode",
+    MODE,
+    "--limit",
+    "2",
+    "--batch",
+    "1",
+    "--epochs",
+    "2",
+    "--save-every",
+    "1",
+    "--log-every",
+    "1",
+)
 
 
 def small(channels: int, *_: int) -> list[Any]:

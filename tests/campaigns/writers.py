@@ -123,7 +123,7 @@ def trainings(pick: random.Random, folder: Path) -> None:
 def real_trainings(pick: random.Random, folder: Path) -> None:
     """Two processes of train.py: with one --out the second is refused, with default names each has its own folder."""
     out = ["--out", "run"] if pick.random() < 0.5 else []
-    flags = ["--dataset", "shapes", "--mode", "cpu", "--limit", "2", "--batch", "2", "--epochs", "1", *out]
+    flags = ["--model", "autoencoder", "--dataset", "shapes", "--mode", "cpu", "--limit", "2", "--batch", "2", "--epochs", "1", *out]
     command = [sys.executable, str(ROOT / "train.py"), *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     started = [subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]

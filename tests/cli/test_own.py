@@ -143,7 +143,7 @@ def test_a_file_of_a_model_is_run_once(own, tmp_path):
 @pytest.mark.parametrize("model", ["my.py", "my.py:", "models/my.py:a-b"])
 def test_a_file_without_its_function_is_told_the_form(model, capsys):
     text = message(capsys, 2, exits(train, [*QUICK, "--model", model]))
-    assert f"{model!r} names no function: a network of your own is FILE.py:FUNCTION" in text
+    assert f"{model!r} names no function: a custom network is FILE.py:FUNCTION" in text
 
 
 def test_frozen_layers_and_patience(own, tmp_path, capsys):

@@ -41,7 +41,7 @@ def test_the_first_signal_is_only_remembered(number, capfd):
         send(number)
         assert interrupts.signal == number
     assert signal.getsignal(number) is before
-    assert "once more to leave at once" in capfd.readouterr().err
+    assert "Ctrl-C again quits now" in capfd.readouterr().err
 
 
 def test_a_signal_is_remembered_also_where_nobody_reads_the_notice(monkeypatch):
@@ -221,7 +221,7 @@ def test_whenever_the_signal_comes_the_resumed_run_equals_the_uninterrupted_one(
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
 
 
-FLAGS = ["--dataset", "shapes", "--mode", "cpu", "--limit", "9", "--batch", "2", "--epochs", "2", "--log-every", "1"]
+FLAGS = ["--model", "autoencoder", "--dataset", "shapes", "--mode", "cpu", "--limit", "9", "--batch", "2", "--epochs", "2", "--log-every", "1"]
 
 
 def train(*flags: str) -> subprocess.Popen:
@@ -254,7 +254,7 @@ def test_train_saves_says_how_to_resume_and_resumes_to_the_same_end(tmp_path, tr
         run.send_signal(number)
         errors, output = run.stderr.read(), run.stdout.read()
         assert run.wait(60) == code
-    assert "finishing the training step" in errors
+    assert "finishing this step" in errors
     command = output.splitlines()[-1].split()
     assert command == ["python", "train.py", "--resume", str(out)]
     with train(*command[2:]) as run:

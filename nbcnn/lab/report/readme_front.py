@@ -27,7 +27,7 @@ STEPS = (
 
 
 def speed() -> str:
-    """The whole training step of several modes, each beside the fastest that a user would write in the same precision, and an expert."""
+    """The whole training step of several modes, each against the fastest code of a typical user in the same precision, and of an expert."""
     tables, environments = [], []
     for mode, precision, name in STEPS:
         rows, environment = section(GPU, name)

@@ -17,7 +17,7 @@ PRECISIONS = ("bf16", "tf32", "fp32")
 
 
 def step() -> str:
-    """The whole training step beside the fastest that a user would write in the same precision, and an expert."""
+    """The whole training step against the fastest code that a typical user would write in the same precision, and that of an expert."""
     found = [(precision, *section(GPU, name)) for precision, batch in STEPS if measured(GPU, name := f"step-tensorcore-{precision}-{batch}")]
     table = joined([sections.beside_peers(rows).labelled("precision", precision) for precision, rows, _ in found])
     return table.filled().markdown() + footer(*(environment for *_, environment in found))

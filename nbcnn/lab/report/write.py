@@ -74,7 +74,7 @@ def _titles(source: Source) -> tuple[str, str]:
 
 
 def _origin(source: Source) -> str:
-    return f"Written by nbcnn {__version__} from {_files(source)}. This file needs nothing else: no network, no scripts."
+    return f"Written by nbcnn {__version__} from {_files(source)}. This file needs nothing else: no internet, no scripts."
 
 
 def _files(source: Source) -> str:
