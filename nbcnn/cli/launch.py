@@ -49,12 +49,12 @@ def add_parser() -> Parser:
         "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="train, extract, classify or pipeline with their flags, or a script (train.py …)"
     )
     group = parser.add_argument_group("ranks")
-    flag(group, "--nproc", count(1), "processes to start on this machine, one per GPU", None)
+    flag(group, "--nproc", count(1, 1 << 12), "processes to start on this machine, one per GPU", None)
     group = parser.add_argument_group("more than one machine, each with the same secret in NBCNN_TOKEN or in the file NBCNN_TOKEN_FILE")
-    flag(group, "--nodes", count(1), "machines; run the same command on each, with its --node", 1)
+    flag(group, "--nodes", count(1, 1 << 12), "machines; run the same command on each, with its --node", 1)
     flag(group, "--node", count(0), "number of this machine; 0 is that of rank 0", 0)
     flag(group, "--address", str, "name or address of machine 0", "127.0.0.1")
-    flag(group, "--port", count(1), "MASTER_PORT; the ranks meet at the port after it on machine 0", "a free one; with --nodes 29500")
+    flag(group, "--port", count(1, 65_535), "MASTER_PORT; the ranks meet at the port after it on machine 0", "a free one; with --nodes 29500")
     return parser
 
 

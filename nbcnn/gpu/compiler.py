@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.variables import whole
 from nbcnn.gpu.backends import LETTERS as LETTERS
 from nbcnn.gpu.backends import Backend
 
@@ -36,8 +37,8 @@ class CompilerMissing(RuntimeError):
 def _asked(variable: str) -> int:
     """A variable of the environment as Numba reads its own: an integer, 0 where it is none."""
     try:
-        return int(os.environ.get(variable, "0"))
-    except ValueError:
+        return whole(os.environ, variable, 0, (1 << 31) - 1)
+    except (KeyError, ValueError):
         return 0
 
 

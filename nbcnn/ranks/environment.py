@@ -21,8 +21,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nbcnn.files.quote import quoted
+from nbcnn.files.variables import real, whole
+
 MASTER_PORT = 29500
 """The default of MASTER_PORT, which is torchrun's."""
+MOST_RANKS = 1 << 16
+"""Ranks of a job at most: their numbers go over the wire in 32 bits."""
+TIMEOUTS = (1, 30 * 86_400)
+"""Seconds that ranks may be told to wait for each other, from a second to 30 days."""
+_PORTS, _LONGEST_ADDRESS = 65_535, 253
 LEAST_TOKEN, LONGEST_TOKEN = 16, 4096
 """Fewest characters of a token: shorter ones could be guessed."""
 NO_TOKEN = """NBCNN_TOKEN is not set: ranks let nobody in without a secret that all of them know
@@ -69,7 +77,7 @@ def from_environment(variables: Mapping[str, str]) -> Rank | None:
         nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_NODELIST", "")
         address = variables.get("MASTER_ADDR", first_node(nodes))
         # Two jobs that share a node must not meet at one port.
-        base = MASTER_PORT + _count(variables, "SLURM_JOB_ID") % 10_000 * 2 if "SLURM_JOB_ID" in variables else MASTER_PORT
+        base = MASTER_PORT + _count(variables, "SLURM_JOB_ID", 0, 1 << 40) % 10_000 * 2 if "SLURM_JOB_ID" in variables else MASTER_PORT
     else:
         return None
     if size == 1 and rank == 0:
@@ -78,11 +86,15 @@ def from_environment(variables: Mapping[str, str]) -> Rank | None:
         raise LaunchError(f"rank {rank} of {size}: ranks count from 0, so the last is {size - 1}")
     if not address:
         raise LaunchError("MASTER_ADDR is not set: it must name the machine of rank 0 (mpirun -x MASTER_ADDR=… passes it on)")
-    port = _count(variables, "NBCNN_PORT") if "NBCNN_PORT" in variables else _count({"MASTER_PORT": str(base), **variables}, "MASTER_PORT") + 1
-    if not 0 < port < 65_536:
+    given = "NBCNN_PORT" in variables
+    port = _count(variables, "NBCNN_PORT", 0, _PORTS) if given else _count({"MASTER_PORT": str(base), **variables}, "MASTER_PORT", 0, _PORTS) + 1
+    if not 0 < port <= _PORTS:
         raise LaunchError(f"port {port} is none: set NBCNN_PORT to a free one between 1024 and 65535, the same for all ranks")
-    timeout = _count(variables, "NBCNN_TIMEOUT") if "NBCNN_TIMEOUT" in variables else Rank.timeout
-    return Rank(rank, size, local, address, port, token(variables), float(timeout))
+    try:
+        timeout = real(variables, "NBCNN_TIMEOUT", *TIMEOUTS) if "NBCNN_TIMEOUT" in variables else Rank.timeout
+    except ValueError as error:
+        raise LaunchError(f"{error} (seconds)") from None
+    return Rank(rank, size, local, _checked(address), port, token(variables), timeout)
 
 
 def token(variables: Mapping[str, str]) -> str:
@@ -106,13 +118,24 @@ def token(variables: Mapping[str, str]) -> str:
     return found
 
 
-def _count(variables: Mapping[str, str], name: str) -> int:
-    text = variables.get(name)
-    if text is None:
+def _count(variables: Mapping[str, str], name: str, least: int = 0, most: int = MOST_RANKS) -> int:
+    if name not in variables:
         raise LaunchError(f"{name} is not set, though the launcher's other variables are")
-    if not text.isdecimal():
-        raise LaunchError(f"{name} is {text!r}, which is no whole number")
-    return int(text)
+    try:
+        return whole(variables, name, least, most)
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
+
+
+def _checked(address: str) -> str:
+    """An address, if it can be one of a machine: of 253 characters at most, 63 between two dots. Raises LaunchError."""
+    try:
+        fits = len(address) <= _LONGEST_ADDRESS and address.isprintable() and " " not in address and bool(address.encode("idna"))
+    except UnicodeError:
+        fits = False
+    if not fits:
+        raise LaunchError(f"MASTER_ADDR is {quoted(address)}, which is no name or address of a machine")
+    return address
 
 
 def first_node(nodes: str) -> str:

@@ -34,6 +34,7 @@ SLURM = SECRET | {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCAL
     [
         (TORCHRUN, Rank(3, 8, 1, "gpu01", 29401, TOKEN)),
         (TORCHRUN | {"NBCNN_PORT": "7000", "NBCNN_TIMEOUT": "30"}, Rank(3, 8, 1, "gpu01", 7000, TOKEN, 30.0)),
+        (TORCHRUN | {"NBCNN_TIMEOUT": "1e3", "MASTER_ADDR": "fe80::1%eth0"}, Rank(3, 8, 1, "fe80::1%eth0", 29401, TOKEN, 1000.0)),
         (OPEN_MPI, Rank(1, 2, 1, "127.0.0.1", 29501, TOKEN)),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "a"}, Rank(1, 4, 1, "a", 29501, TOKEN)),
         (SLURM, Rank(5, 8, 1, "gpu07", 29747, TOKEN)),
@@ -57,6 +58,18 @@ def test_the_launchers_say_which_rank_this_is(variables, expected):
         (TORCHRUN | {"RANK": "8"}, "rank 8 of 8"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR is not set"),
         (TORCHRUN | {"MASTER_PORT": "65535"}, "NBCNN_PORT"),
+        (TORCHRUN | {"MASTER_PORT": "9" * 30}, "MASTER_PORT is '9999"),
+        (TORCHRUN | {"RANK": "4294967296"}, "RANK is '4294967296', and must be from 0 to 65,536"),
+        (TORCHRUN | {"RANK": "٣"}, "RANK is '٣', which is no whole number"),
+        (TORCHRUN | {"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE is '9999"),
+        (TORCHRUN | {"NBCNN_TIMEOUT": "9" * 400}, "NBCNN_TIMEOUT is '9999"),
+        (TORCHRUN | {"NBCNN_TIMEOUT": str(2**62)}, "NBCNN_TIMEOUT is '4611686018427387904', .* from 1 to 2,592,000"),
+        (TORCHRUN | {"NBCNN_TIMEOUT": "1" + "0" * 20}, "NBCNN_TIMEOUT is"),
+        (TORCHRUN | {"NBCNN_TIMEOUT": "nan"}, "NBCNN_TIMEOUT is 'nan'"),
+        (TORCHRUN | {"NBCNN_TIMEOUT": "0"}, "NBCNN_TIMEOUT is '0'"),
+        (TORCHRUN | {"MASTER_ADDR": "a" * 300}, "MASTER_ADDR is 'aaaa"),
+        (TORCHRUN | {"MASTER_ADDR": ".".join(["a" * 64] * 3)}, "MASTER_ADDR is 'aaaa"),
+        (TORCHRUN | {"MASTER_ADDR": "a\x1b[31m"}, "MASTER_ADDR is 'a"),
     ],
 )
 def test_a_launcher_that_says_too_little_is_a_usage_error(variables, says):
