@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
@@ -15,14 +16,29 @@ from nbcnn.plan.graph import Buf, ShapeError, Tape
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What other programs call a function; "" where they have none of exactly this kind.
+
+    onnx, torch  the op of ONNX, and the class in torch.nn.
+    fields       by the field of the layer, what both call it: (attribute of the op, argument of the class).
+    """
+
+    onnx: str = ""
+    torch: str = ""
+    fields: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Elementwise(NoParams):
     """y = f(x) for every element of a tensor of any shape. A layer names its op in `kind`; its fields are f's parameters.
 
-    `reads`: what f′ reads, the input ("x") or the output ("y"), as the op's entry in the table of activations says.
+    `reads`: what f′ reads, the input ("x") or the output ("y"), as the op's entry in the table of activations says. `elsewhere`: its names in other
+    programs, from which the nodes of ONNX files and the modules of PyTorch are made.
     """
 
     kind: ClassVar[str]
     reads: ClassVar[str] = "x"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere()
 
     def attrs(self) -> dict[str, Any]:
         """The op's parameters: the fields, by their names."""
@@ -63,6 +79,7 @@ class ReLU(Elementwise):
 
     kind: ClassVar[str] = "relu"
     reads: ClassVar[str] = "y"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("Relu", "ReLU")
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,7 @@ class LeakyReLU(Elementwise):
     negative_slope: float = 0.01
     kind: ClassVar[str] = "leaky_relu"
     reads: ClassVar[str] = "y"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("LeakyRelu", "LeakyReLU", {"negative_slope": ("alpha", "negative_slope")})
 
     def __post_init__(self) -> None:
         if not 0 < self.negative_slope < math.inf:
@@ -103,6 +121,7 @@ class Sigmoid(Elementwise):
 
     kind: ClassVar[str] = "sigmoid"
     reads: ClassVar[str] = "y"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("Sigmoid", "Sigmoid")
 
 
 @dataclass(frozen=True)
@@ -118,6 +137,7 @@ class Swish(Elementwise):
     """
 
     kind: ClassVar[str] = "swish"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere(torch="SiLU")
 
 
 @dataclass(frozen=True)
@@ -188,6 +208,7 @@ class Tanh(Elementwise):
 
     kind: ClassVar[str] = "tanh"
     reads: ClassVar[str] = "y"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("Tanh", "Tanh")
 
 
 @dataclass(frozen=True)
@@ -205,6 +226,7 @@ class ELU(Elementwise):
     alpha: float = 1.0
     kind: ClassVar[str] = "elu"
     reads: ClassVar[str] = "y"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("Elu", "ELU", {"alpha": ("alpha", "alpha")})
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < math.inf:
@@ -225,6 +247,7 @@ class ReLU6(Elementwise):
 
     kind: ClassVar[str] = "relu6"
     reads: ClassVar[str] = "y"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere(torch="ReLU6")
 
 
 @dataclass(frozen=True)
@@ -240,6 +263,7 @@ class HardSwish(Elementwise):
     """
 
     kind: ClassVar[str] = "hard_swish"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("HardSwish", "Hardswish")
 
 
 @dataclass(frozen=True)
@@ -301,6 +325,7 @@ class GELU(Elementwise):
 
     approximate: str = later("none")
     kind: ClassVar[str] = "gelu"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("Gelu", "GELU", {"approximate": ("approximate", "approximate")})
 
     def __post_init__(self) -> None:
         if self.approximate not in ("none", "tanh"):
@@ -327,6 +352,7 @@ class Abs(Elementwise):
     """
 
     kind: ClassVar[str] = "abs"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("Abs")
 
 
 @dataclass(frozen=True)
@@ -412,6 +438,7 @@ class Softplus(Elementwise):
 
     kind: ClassVar[str] = "softplus"
     reads: ClassVar[str] = "y"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere("Softplus", "Softplus")
 
 
 @dataclass(frozen=True)
@@ -429,7 +456,12 @@ class Threshold(Elementwise):
     limit: float = 0.0
     value: float = 0.0
     kind: ClassVar[str] = "threshold"
+    elsewhere: ClassVar[Elsewhere] = Elsewhere(torch="Threshold", fields={"limit": ("", "threshold"), "value": ("", "value")})
 
     def __post_init__(self) -> None:
         if not finite(self.limit) or not finite(self.value):
             raise UsageError(f"Threshold needs a finite limit and value, got {self.limit} and {self.value}")
+
+
+ELEMENTWISE = tuple(each for each in list(vars().values()) if isinstance(each, type) and issubclass(each, Elementwise) and each is not Elementwise)
+"""The element-wise activations of this module."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.nn.activations import ELU, GELU, Abs, Clip, HardSwish, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softplus, Swish, Tanh, Threshold
+from nbcnn.nn.activations import ELEMENTWISE, ELU, GELU, Abs, Clip, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softplus, Swish, Tanh, Threshold
 from nbcnn.nn.corruption import Dropout
 from nbcnn.onnx.errors import Unsupported
 from nbcnn.onnx.node import Node, op
@@ -15,10 +15,11 @@ from nbcnn.onnx.values import Val
 
 FLOAT = 1
 """The number of the type FLOAT (TensorProto.DataType)."""
-PLAIN: dict[str, Any] = {"Relu": ReLU, "Sigmoid": Sigmoid, "Tanh": Tanh, "HardSwish": HardSwish, "Softplus": Softplus, "Abs": Abs}
+PLAIN: dict[str, Any] = {each.elsewhere.onnx: each for each in ELEMENTWISE if each.elsewhere.onnx and not each.elsewhere.fields}
+"""Activations without parameters, by the op."""
 
 
-@op(" ".join(PLAIN), "ReLU, Sigmoid, Tanh, HardSwish, Softplus, Abs")
+@op(" ".join(PLAIN), ", ".join(each.__name__ for each in PLAIN.values()))
 def plain(node: Node) -> Val:
     return node.sheet.alike(PLAIN[node.op](), node.value())
 

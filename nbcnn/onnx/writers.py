@@ -99,15 +99,6 @@ def writes(*kinds: type) -> Callable[[Writing], Writing]:
 
 
 PLAIN: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    activations.ReLU: ("Relu", lambda layer: {}),
-    activations.LeakyReLU: ("LeakyRelu", lambda layer: {"alpha": layer.negative_slope}),
-    activations.Sigmoid: ("Sigmoid", lambda layer: {}),
-    activations.Tanh: ("Tanh", lambda layer: {}),
-    activations.ELU: ("Elu", lambda layer: {"alpha": layer.alpha}),
-    activations.HardSwish: ("HardSwish", lambda layer: {}),
-    activations.GELU: ("Gelu", lambda layer: {"approximate": layer.approximate}),
-    activations.Softplus: ("Softplus", lambda layer: {}),
-    activations.Abs: ("Abs", lambda layer: {}),
     activations.Softmax: ("Softmax", lambda layer: {"axis": 1}),
     activations.LogSoftmax: ("LogSoftmax", lambda layer: {"axis": 1}),
     layers.Flatten: ("Flatten", lambda layer: {"axis": 1}),
@@ -115,6 +106,13 @@ PLAIN: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     joins.Concat: ("Concat", lambda layer: {"axis": 1}),
 }
 """Layers that are one node without parameters: its op and attributes."""
+
+
+def _attributes(layer: activations.Elementwise) -> dict[str, Any]:
+    return {attribute: getattr(layer, name) for name, (attribute, _) in layer.elsewhere.fields.items()}
+
+
+PLAIN |= {each: (each.elsewhere.onnx, _attributes) for each in activations.ELEMENTWISE if each.elsewhere.onnx}
 
 
 @writes(*PLAIN)

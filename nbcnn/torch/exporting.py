@@ -15,24 +15,15 @@ from torch import Tensor, fx, nn
 from nbcnn.files.errors import UsageError
 from nbcnn.model.files import COUNTERS
 from nbcnn.nn.activations import (
-    ELU,
-    GELU,
+    ELEMENTWISE,
     Abs,
     Clip,
-    HardSwish,
-    LeakyReLU,
+    Elementwise,
     LogSoftmax,
     Power,
     PReLU,
-    ReLU,
-    ReLU6,
     Scale,
-    Sigmoid,
     Softmax,
-    Softplus,
-    Swish,
-    Tanh,
-    Threshold,
 )
 from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
 from nbcnn.nn.graphs import Graph, wired
@@ -255,6 +246,11 @@ def _resize(layer: Resize) -> nn.Module:
     return nn.Upsample(scale_factor=(float(down), float(across)), mode=layer.mode, **({"align_corners": False} if layer.mode == "bilinear" else {}))
 
 
+def _activation(layer: Elementwise) -> nn.Module:
+    made: nn.Module = getattr(nn, layer.elsewhere.torch)(**{argument: getattr(layer, name) for name, (_, argument) in layer.elsewhere.fields.items()})
+    return made
+
+
 MODULES: dict[type, Callable[[Any], nn.Module]] = {
     Conv2d: _conv,
     ConvTranspose2d: _transposed,
@@ -266,15 +262,7 @@ MODULES: dict[type, Callable[[Any], nn.Module]] = {
     LayerNorm: lambda each: nn.LayerNorm(each.normalized_shape, each.eps),
     EvoNormS0: EvoNormS0Module,
     EvoNormB0: EvoNormB0Module,
-    ReLU: lambda each: nn.ReLU(),
-    ReLU6: lambda each: nn.ReLU6(),
-    LeakyReLU: lambda each: nn.LeakyReLU(each.negative_slope),
-    ELU: lambda each: nn.ELU(each.alpha),
-    GELU: lambda each: nn.GELU(each.approximate),
-    Swish: lambda each: nn.SiLU(),
-    HardSwish: lambda each: nn.Hardswish(),
-    Sigmoid: lambda each: nn.Sigmoid(),
-    Tanh: lambda each: nn.Tanh(),
+    **{each: _activation for each in ELEMENTWISE if each.elsewhere.torch},
     PReLU: lambda each: nn.PReLU(each.num_parameters),
     Softmax: lambda each: nn.Softmax(1),
     Dropout: lambda each: nn.Dropout(each.p),
@@ -282,9 +270,7 @@ MODULES: dict[type, Callable[[Any], nn.Module]] = {
     AvgPool2d: lambda each: nn.AvgPool2d(*each.geometry(), ceil_mode=each.ceil_mode, count_include_pad=each.count_include_pad),
     Upsample2d: lambda each: nn.Upsample(scale_factor=float(each.scale_factor)),
     Resize: _resize,
-    Softplus: lambda each: nn.Softplus(),
     LogSoftmax: lambda each: nn.LogSoftmax(1),
-    Threshold: lambda each: nn.Threshold(each.limit, each.value),
     **dict.fromkeys(FORWARD, Layered),
 }
 """The module of each layer that is one."""

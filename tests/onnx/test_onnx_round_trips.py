@@ -12,6 +12,7 @@ from random_nets import images_of, model_of
 
 import nbcnn
 from nbcnn.nn import description
+from nbcnn.nn.activations import ELEMENTWISE
 from nbcnn.onnx import from_onnx, to_onnx
 from nbcnn.plan.bounds import parity_bound
 
@@ -131,3 +132,13 @@ def test_pools_that_round_up_pass_the_full_check_and_are_right():
         (found,) = runtime.InferenceSession(made.SerializeToString()).run(None, {"x": (x / np.float32(255)).astype(np.float32)})
         # Means of at most 12 numbers of at most 1.
         np.testing.assert_allclose(found, model.predict(x), rtol=0, atol=12 * 2**-24)
+
+
+@pytest.mark.parametrize("kind", [each for each in ELEMENTWISE if each.elsewhere.onnx], ids=lambda kind: kind.__name__)
+def test_the_op_that_an_activation_names_is_written_and_read(kind):
+    model = nbcnn.Model([nbcnn.Linear(3), kind()], mode="cpu", input_shape=(4,))
+    file = to_onnx(model)
+    assert kind.elsewhere.onnx in [node.op_type for node in file.graph.node]
+    # Without the notes of nbcnn the ops alone say what it was.
+    del file.metadata_props[:]
+    assert [type(layer) for layer in from_onnx(file, mode="cpu").layers][-1] is kind
