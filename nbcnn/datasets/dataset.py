@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from nbcnn.files.errors import Whole
+
 Log = Callable[[str], None]
 """Takes one message for people; it may hold several lines."""
 
@@ -28,7 +30,7 @@ class DataTooLarge(DataError):
     exit_code = 5
 
 
-class DataCorrupt(DataError):
+class DataCorrupt(Whole, DataError):
     """A file is there and wrong: `path`, and `offset`, the byte of the file at which the problem shows."""
 
     def __init__(self, path: Path, offset: int, problem: str, remedy: str) -> None:

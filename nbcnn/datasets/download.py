@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from nbcnn.datasets.dataset import DataMissing, Log
 from nbcnn.files import atomic, lock
+from nbcnn.files.errors import Whole
 
 _CHUNK = 1 << 16
 _REPORT_S = 30.0
@@ -54,7 +55,7 @@ class DownloadFailed(DataMissing):
     """No mirror delivered the file; the message has one reason per mirror. What did arrive stays beside the target as NAME.part."""
 
 
-class MirrorFailed(Exception):
+class MirrorFailed(Whole, Exception):
     """One mirror did not deliver; `again` says that it may if asked again."""
 
     def __init__(self, reason: str, again: bool = False) -> None:

@@ -11,8 +11,10 @@ import sys
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from nbcnn.files.errors import Whole
 
-class GpuFault(RuntimeError):
+
+class GpuFault(Whole, RuntimeError):
     """The GPU, or its driver, refused to go on; the message says why and what to do. Commands exit with `exit_code`.
 
     5: no memory is left. 4: this process cannot use the GPU (any more). 1: a kernel failed, which costs the process the GPU but not the next one.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nbcnn.files.errors import Whole
+
 
 class OnnxError(Exception):
     """A file is no ONNX file, is damaged, or holds what is not taken; the message says where. On the command line the exit code is 3."""
@@ -12,7 +14,7 @@ class OnnxError(Exception):
     exit_code = 3
 
 
-class UnsupportedNodes(OnnxError):
+class UnsupportedNodes(Whole, OnnxError):
     """Nodes of a file, or layers of a model, that the other side has nothing for; `reasons` has a line for each."""
 
     def __init__(self, what: str, reasons: list[str]) -> None:

@@ -26,6 +26,7 @@ import time
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 
+from nbcnn.files.errors import Whole
 from nbcnn.ranks.environment import NO_TOKEN, LaunchError, Rank
 
 MAGIC = b"nbcnn-2\n"
@@ -51,7 +52,7 @@ LOST = 1
 Peers = dict[int, socket.socket]
 
 
-class RankLost(RuntimeError):
+class RankLost(Whole, RuntimeError):
     """Another rank failed, vanished or never came; `exit_code` is its own where it said one."""
 
     def __init__(self, message: str, code: int = LOST) -> None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbcnn.files.errors import UsageError
+from nbcnn.files.errors import UsageError, Whole
 from nbcnn.model.files import Loaded
 
 __all__ = ["Unsupported", "from_module", "load_state_dict", "module", "state_dict", "to_module"]
 
 
-class Unsupported(UsageError):
+class Unsupported(Whole, UsageError):
     """A network has parts that the other side does not have; the message names all of them. It is a UsageError; its exit code is 2.
 
     `parts` has a line for each: the name in the network, what it is, and why.

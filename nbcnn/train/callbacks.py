@@ -156,7 +156,15 @@ class EarlyStopping(Callback):
         self.min_delta, self.restore_best = float(min_delta), restore_best
         self._seen: tuple[Trainer | None, int, float, int] = (None, 0, math.inf, 0)
 
+    def begin(self, trainer: Trainer) -> None:
+        # A run that ended early, or was killed before its last epoch was told of, has ended when it is resumed, too.
+        self._ask(trainer)
+
     def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
+        self._ask(trainer)
+
+    def _ask(self, trainer: Trainer) -> None:
+        """End the training if the loss of the epochs so far has not fallen for too long."""
         known, count, best, since = self._seen
         if known is not trainer:
             count, best, since = 0, math.inf, 0
@@ -164,7 +172,7 @@ class EarlyStopping(Callback):
             loss = loss_of(row)
             best, since = (loss, 0) if loss < best - self.min_delta else (best, since + 1)
         self._seen = trainer, len(trainer.rows), best, since
-        if since >= self.patience and epoch.epoch < trainer.epochs:
+        if since >= self.patience and trainer.epochs_done < trainer.epochs:
             trainer.stop(f"the loss has not fallen for {since} epoch{'s' if since > 1 else ''}")
 
     def end(self, trainer: Trainer, result: Result) -> None:

@@ -140,6 +140,9 @@ class Callback:
         epoch 2 of 2
     """
 
+    def begin(self, trainer: Trainer) -> None:
+        """The training is about to begin, or to go on; `trainer.rows` has the epochs before."""
+
     def reading(self, trainer: Trainer, reading: Reading) -> None:
         """The loss was read between two training steps."""
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.atomic import DiskFull
-from nbcnn.files.errors import UsageError
+from nbcnn.files.errors import UsageError, Whole
 from nbcnn.files.quote import brief
 from nbcnn.gpu import faults
 from nbcnn.gpu.language import SIMULATOR
@@ -60,7 +60,7 @@ class Diverged(Exception):
     exit_code = 6
 
 
-class CallbackError(Exception):
+class CallbackError(Whole, Exception):
     """A callback raised; the message says which, what, and what is saved.
 
     `exit_code` is that of what it raised, else 1; 5 for MemoryError.
@@ -257,6 +257,8 @@ class Trainer:
         # The trainer itself looks for NaN and Inf, on every device alike, so NumPy's warnings are not needed.
         with Interrupts() as interrupts, np.errstate(over="ignore", invalid="ignore"):
             try:
+                self._tell("begin", self)
+                self._share_stop()
                 while self.epochs_done < self.epochs and not self._stopped:
                     if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):
                         break
@@ -356,9 +358,13 @@ class Trainer:
             self._save(snapshot, self.run.best)
         self._save(snapshot, self.run.last)
         self._tell("epoch", self, epoch)
-        if self.team.size > 1:  # the callbacks are rank 0's
-            self._stopped = self.team.broadcast(self._stopped.encode()).decode()
+        self._share_stop()
         return not self._stopping(interrupts)
+
+    def _share_stop(self) -> None:
+        """Have all ranks know that a callback ended the training: the callbacks are rank 0's."""
+        if self.team.size > 1:
+            self._stopped = self.team.broadcast(self._stopped.encode()).decode()
 
     def _evaluate(self, interrupts: Interrupts) -> float | None:
         """The mean loss over the test images, and on rank 0 the scores; None if a signal came meanwhile, to any rank."""

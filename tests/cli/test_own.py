@@ -20,7 +20,7 @@ from nbcnn import datasets
 from nbcnn.cli import compare, launch, loading, predict, study_dwconv, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.model import pictures
-from nbcnn.train import checkpoint, trainer
+from nbcnn.train import callbacks, checkpoint, trainer
 from nbcnn.train.runlog import RunFolder
 
 MODEL_FILE = """
@@ -146,7 +146,7 @@ def test_a_file_without_its_function_is_told_the_form(model, capsys):
     assert f"{model!r} names no function: a custom network is FILE.py:FUNCTION" in text
 
 
-def test_frozen_layers_and_patience(own, tmp_path, capsys):
+def test_frozen_layers_and_patience(own, tmp_path, capsys, monkeypatch):
     flags = [*QUICK, "--model", f"{own}/my_model.py:layers", "--weights", own / "run"]
     assert exits(train, [*flags, "--freeze", "conv*", "--out", tmp_path / "run"]) == 0
     before, after = (checkpoint.load(folder / checkpoint.LAST)[0] for folder in (own / "run", tmp_path / "run"))
@@ -172,6 +172,27 @@ def test_frozen_layers_and_patience(own, tmp_path, capsys):
     again = [*QUICK, "--model", f"{own}/my_model.py:layers", "--freeze", "linear1", "--weights", run.path, "--out", tmp_path / "again"]
     assert exits(train, again) == 0
     np.testing.assert_array_equal(checkpoint.load(tmp_path / "again" / checkpoint.LAST)[0]["param.linear1.weight"], best_weights)
+    rows, last = RunFolder(tmp_path / "stopped").rows(), (tmp_path / "stopped" / checkpoint.LAST).read_bytes()
+    assert len(rows) < 40
+
+    # It has ended, also where it was killed before its callbacks were told of the last epoch.
+    ask = callbacks.EarlyStopping._ask
+
+    def killed(self, trainer):
+        ask(self, trainer)
+        if trainer._stopped:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(callbacks.EarlyStopping, "_ask", killed)
+        assert exits(train, [*steep, "--patience", "2", "--out", tmp_path / "killed"]) == 130
+    for name in ("stopped", "killed"):
+        assert exits(train, ["--quiet", "--resume", tmp_path / name]) == 0
+        assert "ended early: the loss has not fallen for 2 epochs" in capsys.readouterr().out
+        assert [row["test_loss"] for row in RunFolder(tmp_path / name).rows()] == [row["test_loss"] for row in rows]
+    assert (tmp_path / "stopped" / checkpoint.LAST).read_bytes() == last
+    assert exits(train, ["--quiet", "--resume", tmp_path / "stopped", "--patience", "3"]) == 0
+    assert len(RunFolder(tmp_path / "stopped").rows()) == len(rows) + 1
 
 
 # -- settings from a file
