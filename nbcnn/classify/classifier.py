@@ -39,6 +39,7 @@ from nbcnn.classify.pipeline import Outcome, finite
 from nbcnn.classify.processing import Processing, parse
 from nbcnn.classify.ridge import RidgeMachine
 from nbcnn.classify.scale import Scaler
+from nbcnn.datasets.arrays import refuse_masked
 from nbcnn.files import document
 from nbcnn.files.quote import brief, quoted
 from nbcnn.nn import models
@@ -116,6 +117,8 @@ class Classifier:
                 if self.mirrored
                 else "the classifier takes no features of mirrored images"
             )
+        for each in (features, mirrored):
+            refuse_masked(each, "features")
         sets = [np.asarray(each) for each in (features, mirrored) if each is not None]
         for each in sets:
             if each.ndim != 2 or each.shape[1] != self.width or len(each) != len(sets[0]):
@@ -160,6 +163,7 @@ class Classifier:
 
     def features_of(self, net: Net, images: np.ndarray, batch: int = 256) -> tuple[np.ndarray, ...]:
         """What `predict` takes, float32 (n, F), of uint8 images (n, C, H, W) by the encoder `net`. Raises ValueError for images of another shape."""
+        refuse_masked(images, "images")
         images = np.asarray(images)
         if images.dtype != np.uint8 or images.shape[1:] != self.origin.image_shape:
             shape = "(n, " + ", ".join(map(str, self.origin.image_shape)) + ")"

@@ -43,6 +43,8 @@ def images(values: Any, *, channels_last: bool | None = None, shape: tuple[int, 
 def one_array(values: Any, name: str) -> np.ndarray:
     """`values`, an array or a list of arrays, as one array of numbers. Raises UsageError for anything else; `name` says what they are."""
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        for part in values:
+            refuse_masked(part, name)
         try:
             parts = [np.asarray(part) for part in values]
         except ValueError as error:
@@ -53,10 +55,18 @@ def one_array(values: Any, name: str) -> np.ndarray:
         values = np.stack(parts) if parts else np.empty(0, np.uint8)
     elif not hasattr(values, "__array__"):
         raise UsageError(f"{name} must be an array or a list of arrays, not {type(values).__name__}")
+    refuse_masked(values, name)
     array = values if isinstance(values, np.ndarray) else np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise UsageError(f"{name} are of dtype {array.dtype}: nbcnn takes bytes (uint8) or floats")
     return array
+
+
+def refuse_masked(values: Any, name: str) -> None:
+    """Raise UsageError for a masked array: nothing here leaves out what its mask says, and values under a mask may be anything."""
+    if isinstance(values, np.ma.MaskedArray):
+        hint = "fill in values first, as with .filled(0), or leave these examples out"
+        raise UsageError(f"{name} are a masked array, whose mask nbcnn does not know: {hint}")
 
 
 def _some(values: Any, name: str) -> np.ndarray:
@@ -294,6 +304,7 @@ def labels(
     of_each = f"one class a pixel is (M, {plane[0]}, {plane[1]})" if plane else "one class an image is (M,)"
     if values is None:
         raise UsageError(f"there are no {name}, and the loss needs them: {of_each}")
+    refuse_masked(values, name)
     try:
         array = np.asarray(values)
     except ValueError as error:

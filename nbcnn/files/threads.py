@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -26,6 +28,45 @@ def in_threads(work: Callable[[Item], Any], items: Sequence[Item]) -> list[Any]:
         return [work(item) for item in items]
     with ThreadPoolExecutor(count) as threads:
         return list(threads.map(work, items))
+
+
+class LeftBehind:
+    """One thread that does its work in order, like a ThreadPoolExecutor of one; a program that ends does not wait for it.
+
+    It is for code of others that may hang: Python waits for the threads of a ThreadPoolExecutor even after Ctrl-C.
+
+    >>> thread = LeftBehind("adder")
+    >>> thread.submit(sum, [1, 2]).result()
+    3
+    >>> thread.shutdown(wait=True)
+    """
+
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        """The future of `work(*given)`."""
+        future: Future[Any] = Future()
+        self._work.put((future, work, given))
+        return future
+
+    def shutdown(self, wait: bool) -> None:
+        """End the thread when what was submitted is done; wait for that, or not."""
+        self._work.put(None)
+        if wait:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            future, work, given = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(*given))
+                except BaseException as error:
+                    future.set_exception(error)
+            del item, future, work, given
 
 
 def slices(count: int, step: int) -> list[slice]:

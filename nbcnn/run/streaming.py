@@ -14,8 +14,10 @@ resident data set, so every bit of the training is too.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +40,8 @@ FEEDER = "nbcnn-feeder"
 POLL_SECONDS = 50e-6
 PATIENCE = 5.0
 """Seconds of polling for a copy after which ranks ask whether the others are still there."""
+_LEFT: list[Any] = []
+"""Page-locked memory into which a thread that was left behind may still write."""
 
 
 def chunk_rows(batch: int, row_bytes: int, count: int) -> int:
@@ -130,12 +134,15 @@ class Feeder:
         self._uploads = Uploads(device)
         from concurrent.futures import ThreadPoolExecutor  # with logging, and most trainings stream nothing
 
+        from nbcnn.files.threads import LeftBehind
+
         sizes = {name: rows * numel(source.shape[1:]) for name, source in sources.items()}
         self._slots = [{name: ring[k * sizes[name] : (k + 1) * sizes[name]] for name, ring in rings.items()} for k in range(RING)]
         self._pinned = [{name: self._uploads.pinned(sizes[name], source.dtype.name) for name, source in sources.items()} for _ in range(PINNED)]
         # One thread for batches of a callable: they have an order.
         self._threads = 1 if batches else workers()
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=FEEDER)
+        self._pool: Any = LeftBehind(FEEDER) if batches else ThreadPoolExecutor(self._threads, thread_name_prefix=FEEDER)
+        self._abandoned = False
         self._order = np.empty(0, np.int64)
         self._filling: dict[int, list[Future[None]]] = {}
         self._copied: dict[int, Any] = {}  # the end of each chunk's copy, an event
@@ -152,12 +159,28 @@ class Feeder:
         self._current, self._next_fill, self._next_copy = -1, chunk, chunk
 
     def settle(self) -> None:
-        """Wait until no thread and no copy touches memory of this feeder."""
-        for parts in self._filling.values():
-            for part in parts:
-                if not part.cancelled():
+        """Wait until no thread and no copy touches memory of this feeder; not for threads that a signal made the program leave."""
+        with self._waiting():
+            for part in (part for parts in self._filling.values() for part in parts):
+                if not part.cancelled() and not self._abandoned:
                     part.exception()
         self._uploads.synchronize()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """A context that waits for the threads. When a signal leaves the training, nobody waits for them: a source may hang."""
+        try:
+            if isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
+                self._leave()
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if not self._abandoned:
+            self._abandoned = True
+            _LEFT.append(self._pinned)
 
     def begin(self, order: np.ndarray, position: int, epoch: int = 0) -> None:
         """From now on row i of the epoch is image `order`[i]; the next step reads from `position` on. All steps enqueued must have run.
@@ -198,8 +221,9 @@ class Feeder:
         chunk = self._next_copy
         if chunk not in self._filling:
             self._fill(chunk)
-        for part in self._filling.pop(chunk):
-            part.result()
+        with self._waiting():
+            for part in self._filling.pop(chunk):
+                part.result()
         after = self._read.pop(chunk - RING, None)
         for name, slot in self._slots[chunk % RING].items():
             self._copied[chunk] = self._uploads.copy(slot, self._pinned[chunk % PINNED][name], after)
@@ -250,4 +274,4 @@ class Feeder:
     def close(self) -> None:
         """End the threads."""
         self._forget(0)
-        self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=not self._abandoned)

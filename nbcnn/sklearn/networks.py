@@ -12,7 +12,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nbcnn.datasets.arrays import Form, seen
+from nbcnn.datasets.arrays import Form, refuse_masked, seen
 from nbcnn.files.errors import UsageError
 from nbcnn.model.evaluation import softmax
 from nbcnn.model.network import Model
@@ -60,6 +60,9 @@ class _Network(BaseEstimator):
 
     def _examples(self, X: Any, reset: bool, *y: Any) -> Any:
         """X, checked, as examples of the network: (n, C, H, W) with an `image_shape`, else (n, F); with y if it is given."""
+        refuse_masked(X, "X")
+        for each in y:
+            refuse_masked(each, "y")
         if self.image_shape is None and getattr(X, "ndim", 2) > 2:
             raise ValueError(
                 f"Found array with dim {X.ndim}, and without an image_shape X is vectors (n, F): of images X{tuple(X.shape)} say "

@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nbcnn.classify.processing import names_of
+from nbcnn.datasets.arrays import refuse_masked
 from nbcnn.files.errors import UsageError
 
 _VALUES = 1 << 24
@@ -70,6 +71,9 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
 
     def _rows(self, X: Any, reset: bool, *y: Any) -> Any:
         """X as float32 (n, F), less the means of the training features where these are float64, which `reset` finds; with y if it is given."""
+        refuse_masked(X, "X")
+        for each in y:
+            refuse_masked(each, "y")
         if getattr(X, "ndim", 2) == 4:
             X = np.asarray(X).reshape(len(X), -1)
         options = {"dtype": exact_types(X), "reset": reset, "accept_sparse": "csr"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import nbcnn
+import nbcnn.sklearn
 from nbcnn.datasets import arrays
 from nbcnn.files.errors import UsageError
 
@@ -177,3 +179,25 @@ def test_values_to_be_predicted(pixels):
         arrays.targets(np.zeros((5, 2)), 5, (3,))
     with pytest.raises(UsageError, match="targets are of dtype <U1"):
         arrays.targets(list("abc"), 3, (1,))
+
+
+def test_masked_arrays_are_refused_wherever_examples_are_taken(pixels):
+    masked, numbers = np.ma.masked_array(pixels, pixels > 9), np.ma.masked_array([0, 1, 0, 1, 1], [1, 0, 0, 0, 0])
+    vectors = np.ma.masked_array(np.ones((5, 3), np.float32))
+    model = nbcnn.Model([nbcnn.Flatten(), nbcnn.Linear(2)], "cross_entropy", mode="cpu")
+    network, machine = nbcnn.sklearn.ConvClassifier(mode="cpu", epochs=1), nbcnn.sklearn.RBFSVC(device="cpu")
+    machine.fit(vectors.data + np.eye(5, 3), numbers.data)
+    for call in (
+        lambda: arrays.images(masked),
+        lambda: arrays.images(list(masked)),
+        lambda: arrays.labels(numbers),
+        lambda: arrays.targets(vectors, 5, (3,)),
+        lambda: model.fit(masked, numbers.data),
+        lambda: model.fit(pixels, numbers),
+        lambda: network.fit(vectors, numbers.data),
+        lambda: network.fit(vectors.data, numbers),
+        lambda: machine.fit(vectors, numbers.data),
+        lambda: machine.predict(vectors),
+    ):
+        with pytest.raises(UsageError, match=r"masked array, whose mask nbcnn does not know: fill in values first"):
+            call()

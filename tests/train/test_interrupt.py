@@ -263,3 +263,38 @@ def test_train_saves_says_how_to_resume_and_resumes_to_the_same_end(tmp_path, tr
     ends = [checkpoint.load(folder / LAST)[0] for folder in (out, trained)]
     assert {name: t.tobytes() for name, t in ends[0].items()} == {name: t.tobytes() for name, t in ends[1].items()}
     assert metrics(out) == metrics(trained)
+
+
+HANGING = """
+import sys, threading
+import numpy as np, nbcnn
+
+def batches(epoch):
+    x = np.zeros((4, 3, 8, 8), np.uint8)
+    yield x, x
+    print("hangs", flush=True)
+    threading.Event().wait()
+
+model = nbcnn.Model([nbcnn.Conv2d(3, 3, padding=1)], loss="mse", mode="cpu")
+try:
+    model.fit(batches, epochs=2, steps_per_epoch=4, verbose=0)
+except KeyboardInterrupt:
+    print("left", flush=True)
+"""
+
+
+def test_the_second_signal_leaves_a_data_source_that_hangs():
+    process = subprocess.Popen([sys.executable, "-c", HANGING], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        try:
+            assert process.stdout.readline() == b"hangs\n"
+            process.send_signal(signal.SIGINT)
+            assert (
+                process.stderr.readline() + process.stderr.readline()
+                == b"\nnbcnn: finishing the training step, then saving; once more to leave at once\n"
+            )
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+            assert process.stdout.read() == b"left\n"
+        finally:
+            process.kill()
