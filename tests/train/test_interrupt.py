@@ -289,10 +289,8 @@ def test_the_second_signal_leaves_a_data_source_that_hangs():
         try:
             assert process.stdout.readline() == b"hangs\n"
             process.send_signal(signal.SIGINT)
-            assert (
-                process.stderr.readline() + process.stderr.readline()
-                == b"\nnbcnn: finishing the training step, then saving; once more to leave at once\n"
-            )
+            assert process.stderr.readline() == b"\n"
+            assert process.stderr.readline().startswith(b"nbcnn: ")
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
             assert process.stdout.read() == b"left\n"
