@@ -142,6 +142,8 @@ def _transpose(given: Sequence[Any], attributes: Attributes) -> Any:
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
     def made(given: Sequence[Any], attributes: Attributes) -> Any:
         axes = _axes(given, 1, attributes)
+        if not axes and attributes.get("noop_with_empty_axes", 0):
+            return given[0]
         return np.asarray(function(given[0], axis=None if not axes else tuple(axes), keepdims=bool(attributes.get("keepdims", 1))), given[0].dtype)
 
     return made
@@ -183,6 +185,29 @@ FOLDED: dict[str, Callable[[Sequence[Any], Attributes], Any]] = {
     "ReduceSum": _reduced(np.sum),
     "ReduceMin": _reduced(np.min),
     "ReduceMax": _reduced(np.max),
+    "ReduceMean": _reduced(np.mean),
+    "ReduceSumSquare": _reduced(lambda x, **how: np.sum(np.square(x), **how)),
+    "ReduceL1": _reduced(lambda x, **how: np.sum(np.abs(x), **how)),
+    "ReduceL2": _reduced(lambda x, **how: np.sqrt(np.sum(np.square(x), **how))),
+    "Sum": _both(lambda *given: np.add.reduce(np.broadcast_arrays(*given))),
+    "Log": _one(np.log),
+    "Tanh": _one(np.tanh),
+    "Sigmoid": _one(lambda x: 1 / (1 + np.exp(-x))),
+    "Relu": _one(lambda x: np.maximum(x, 0)),
+    "Sign": _one(np.sign),
+    "Round": _one(np.round),
+    "Not": _one(np.logical_not),
+    "And": _both(np.logical_and),
+    "Or": _both(np.logical_or),
+    "Greater": _both(np.greater),
+    "Less": _both(np.less),
+    "GreaterOrEqual": _both(np.greater_equal),
+    "LessOrEqual": _both(np.less_equal),
+    "Mod": _both(np.mod),
+    "Flatten": lambda given, attributes: given[0].reshape(math.prod(given[0].shape[: int(attributes.get("axis", 1))]), -1),
+    "Tile": lambda given, attributes: (
+        np.tile(given[0], _small(given[1].reshape(-1))) if _small([*np.multiply(given[0].shape, given[1].reshape(-1))]) else given[0]
+    ),
 }
 """Ops of constants: the operands as arrays and the attributes -> the one output."""
 

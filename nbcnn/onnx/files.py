@@ -51,6 +51,7 @@ def read(source: Path | str | bytes | Any) -> File:
         path = Path(source)
         model, name, folder = _parsed(onnx, _bytes(path), str(path)), str(path), path.resolve().parent
     try:
+        model = _converted(onnx, model)
         return File(model, name, folder, _checked(model))
     except OnnxError as error:
         raise OnnxError(f"{name}: {error}") from None
@@ -78,6 +79,21 @@ def _parsed(onnx: Any, content: bytes, name: str) -> Any:
     if not content or read not in (None, len(content)):
         raise OnnxError(f"{name}: no ONNX file, or a truncated one ({len(content):,} bytes)")
     return model
+
+
+def _converted(onnx: Any, model: Any) -> Any:
+    """A model whose nodes are of opset 7 or later; earlier ones are converted by onnx. Raises OnnxError where it cannot."""
+    versions = [each.version for each in model.opset_import if each.domain in _DOMAINS]
+    if not model.HasField("graph") or not versions or not 0 < max(versions) < OPSETS.start:
+        return model
+    _check_names(model.graph)
+    try:
+        from onnx import version_converter
+
+        return version_converter.convert_version(model, OPSETS.start)
+    except Exception as error:  # whatever its C++ raises
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise OnnxError(f"its nodes are of opset {max(versions)}, which onnx cannot convert to {OPSETS.start}: {said:.200}") from None
 
 
 def _checked(model: Any) -> int:

@@ -6,6 +6,7 @@ A node that cannot be taken does not end the walk: what reads it is left out, an
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +24,11 @@ from nbcnn.nn.graphs import Graph, Input, Value
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.onnx import elementwise, norms, products, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
 from nbcnn.onnx.constants import FOLDED, folded
-from nbcnn.onnx.errors import OnnxError, Unsupported, UnsupportedNodes, onnx_package
+from nbcnn.onnx.erf import ERF, Erf, erf_of
+from nbcnn.onnx.errors import NAMED, OnnxError, Unsupported, UnsupportedNodes, onnx_package
 from nbcnn.onnx.exporter import noted
 from nbcnn.onnx.files import File, initialisers, label, read
-from nbcnn.onnx.node import OPS, Node
+from nbcnn.onnx.node import BATCH, OPS, Node
 from nbcnn.onnx.restored import restored, shapes_of, trained
 from nbcnn.onnx.shapes import entered, shape_of
 from nbcnn.onnx.values import Dims, Sheet, Val, apart, limited
@@ -154,7 +156,7 @@ class _Walk:
         self._scores: Any = None
         graph = file.graph
         self._read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
-        self._reasons: list[str] = []
+        self._reasons: list[tuple[str, str, str]] = []
         self._values: dict[str, Any] = dict(initialisers(file))
         kept = trained(file)
         frozen = set() if kept is None else {name for name in self._values if name not in kept}
@@ -207,13 +209,12 @@ class _Walk:
 
     def graph(self) -> Graph:
         """The graph of layers. Raises UnsupportedNodes, OnnxError."""
-        self._known()
         for at, node in enumerate(self.file.graph.node):
             self.sheet.node, self.sheet.number = node.name, at
             self._node(node, label(node, at))
         outputs = self._outputs()
         if self._reasons:
-            raise UnsupportedNodes(f"{self.file.name}: {len(self._reasons)} nodes cannot be taken:", self._reasons)
+            raise UnsupportedNodes(f"{self.file.name}: {len(self._reasons)} nodes cannot be taken:", self._lines())
         try:
             made = Graph.of(self._entered, [self._final(each) for each in outputs.values()])
         except UsageError as error:
@@ -221,28 +222,30 @@ class _Walk:
         self.outputs = {name: each.dims for name, each in outputs.items()}
         return replace(made, called=self.sheet.called(made.layers))
 
-    def _known(self) -> None:
-        """Raise UnsupportedNodes if there are ops that nothing is known of."""
-        strange: dict[str, list[str]] = {}
-        for at, node in enumerate(self.file.graph.node):
-            if node.domain not in ("", "ai.onnx") or node.op_type not in {*OPS, *FOLDED, *LOSSES}:
-                strange.setdefault(f"{node.domain}.{node.op_type}".lstrip("."), []).append(node.name or f"node {at + 1}")
-        if strange:
-            few = {op: ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") for op, names in strange.items()}
-            raise UnsupportedNodes(
-                f"{self.file.name}: ops that are not taken:", [f"{op}, {len(strange[op])}×: {named}" for op, named in sorted(few.items())]
-            )
+    def _lines(self) -> list[str]:
+        """A line for each kind of reason, with the nodes that have it. The number of examples, which stands for any, is called N."""
+        kinds: dict[tuple[str, str], list[str]] = {}
+        for called, op, why in self._reasons:
+            said = re.sub(r"\d{10,}", lambda found: _examples(int(found[0])), why)
+            kinds.setdefault((op, said), []).append(called)
+        lines = list[str]()
+        for (op, why), places in kinds.items():
+            named = ", ".join(each.removeprefix(f"{op} ") for each in places[:NAMED]) + (f" and {len(places) - NAMED} more" if places[NAMED:] else "")
+            lines.append(f"{places[0]}: {why}" if len(places) == 1 else f"{op}, {len(places)}×: {why}: {named}")
+        return lines
 
     def _node(self, node: Any, called: str) -> None:
         """Compute a node's outputs, or say why not."""
         operands = [self._values[name] if name else None for name in node.input]
         try:
+            if node.domain not in ("", "ai.onnx") or node.op_type not in {*OPS, *FOLDED, *LOSSES, ERF}:
+                raise Unsupported(f"there is nothing for the op {quoted(f'{node.domain}.{node.op_type}'.lstrip('.'))}")
             if any(each is _LEFT for each in operands):
                 made: Sequence[Any] = [_LEFT] * len(node.output)
             else:
                 made = self._made(node, operands)
         except (Unsupported, OnnxError, UsageError, ShapeError) as error:
-            self._reasons.append(f"{called}: {error}")
+            self._reasons.append((called, node.op_type, str(error)))
             made = [_LEFT] * len(node.output)
         self._values.update({name: each for name, each in zip(node.output, made, strict=False) if name})
 
@@ -254,12 +257,14 @@ class _Walk:
             raise Unsupported("it reads labels, or the value of a loss")
         if op in ("Shape", "Size") and isinstance(operands[0], Val):
             return [self._size(op, operands[0], attributes)]
-        if not any(isinstance(each, Val) for each in operands):
+        if not any(isinstance(each, Val | Erf) for each in operands):
             if op in FOLDED:
                 return [folded(op, operands, attributes)]
             raise Unsupported("all its operands are constants, and what it makes of them is not computed")
+        if op == ERF or any(isinstance(each, Erf) for each in operands):
+            return [erf_of(self.sheet, op, operands)]
         if op not in OPS:
-            raise Unsupported("it is computed of constants alone")
+            raise Unsupported("it is taken where all its operands are constants")
         made = Node(
             op,
             node.name,
@@ -327,8 +332,10 @@ class _Walk:
                     made[f"scores of {each.name}"] = self._scores
             elif isinstance(value, Val):
                 made[each.name] = value
+            elif isinstance(value, Erf):
+                self._reasons.append((f"output {quoted(each.name)}", "", "it is Erf, which is taken as a part of a GELU alone"))
             elif value is not _LEFT:
-                self._reasons.append(f"output {quoted(each.name)}: it is a constant, which no example changes")
+                self._reasons.append((f"output {quoted(each.name)}", "", "it is a constant, which no example changes"))
         return made if self.loss is None or self._all else {name: each for name, each in made.items() if self._is_scores(each)}
 
     def _is_scores(self, x: Any) -> bool:
@@ -338,6 +345,11 @@ class _Walk:
     def _final(self, x: Val) -> Value:
         """An output; what the loss reads keeps the shape that it has for it."""
         return self.sheet.final(x, keep=self.loss is not None and self._is_scores(x))
+
+
+def _examples(number: int) -> str:
+    """A number in words: a multiple of the number of examples as such."""
+    return str(number) if number % BATCH else "N" if number == BATCH else f"{number // BATCH}·N"
 
 
 def _attributes(node: Any) -> dict[str, Any]:

@@ -87,9 +87,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         read(tmp_path)
 
 
-@pytest.mark.parametrize("opset", [6, 99])
-def test_an_opset_that_is_not_taken_is_named(opset):
-    refused(model([node("Relu", ["x"])], opset=opset), rf"of opset {opset}; 7 to 28 are taken")
+def test_an_opset_that_is_not_taken_is_named():
+    refused(model([node("Relu", ["x"])], opset=99), "of opset 99; 7 to 28 are taken")
+    refused(model([node("Cycle", ["x"])], opset=5), "of opset 5, which onnx cannot convert to 7")
 
 
 def test_a_model_without_an_opset_is_refused():
@@ -124,9 +124,9 @@ def test_an_output_that_nothing_writes_is_named():
 
 def test_all_unknown_nodes_are_named_at_once():
     made = model([node("NonZero", ["x"], ["a"], name="p"), node("TopK", ["a", "a"], ["b", "c"], name="q"), node("NonZero", ["b"], name="r")])
-    error = refused(made, "ops that are not taken")
+    error = refused(made, "3 nodes cannot be taken")
     assert isinstance(error, UnsupportedNodes)
-    assert error.reasons == ["NonZero, 2×: p, r", "TopK, 1×: q"]
+    assert error.reasons == ["NonZero, 2×: there is nothing for the op 'NonZero': 'p', 'r'", "TopK 'q': there is nothing for the op 'TopK'"]
 
 
 def test_all_nodes_that_cannot_be_taken_are_named_at_once():
@@ -146,7 +146,7 @@ def test_all_nodes_that_cannot_be_taken_are_named_at_once():
 def test_subgraphs_are_refused():
     inner = helper.make_graph([node("Relu", ["x"])], "inner", [], [value("y", "n", 3, 8, 8)])
     made = model([node("If", ["c"], then_branch=inner, else_branch=inner)], [value("x", "n", 3, 8, 8), value("c", 1)])
-    assert refused(made, "ops that are not taken").reasons == ["If, 1×: node 1"]
+    assert refused(made, "cannot be taken").reasons == ["If (node 1): there is nothing for the op 'If'"]
     hidden = model([helper.make_node("Relu", ["x"], ["y"], extra=inner)])
     refused(hidden, "'extra' is a graph")
 

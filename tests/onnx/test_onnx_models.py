@@ -305,6 +305,71 @@ def test_attention_over_rows_by_constants():
     near(model.predict(X), wanted)
 
 
+ROOT = np.float32(2**0.5)
+GELUS = {
+    "as PyTorch writes it": ["Div x root", "Erf a", "Add b one", "Mul x c", "Mul d half"],
+    "half before": ["Mul x half", "Div x root", "Erf b", "Add one c", "Mul a d"],
+    "half inside": ["Mul x reciprocal", "Erf a", "Add b one", "Mul c half", "Mul d x"],
+    "divided by two": ["Div x root", "Erf a", "Add b one", "Mul c x", "Div d two"],
+}
+
+
+@pytest.mark.parametrize("name", GELUS)
+def test_gelus_that_are_written_with_erf(name):
+    nodes = []
+    for line, made in zip(GELUS[name], "abcde", strict=False):
+        op, *reads = line.split()
+        nodes.append(node(op, " ".join(reads), made))
+    nodes[-1].output[0] = "y"
+    numbers = {"root": ROOT, "reciprocal": 1 / ROOT, "one": np.float32(1), "half": np.float32(0.5), "two": np.float32(2)}
+    model, wanted = seen(file(nodes, numbers), X)
+    assert "GELU" in [type(each).__name__ for each in model.layers]
+    near(model.predict(X), wanted)
+    if name == "half before":
+        del nodes[-1:]
+        nodes[-1].output[0] = "y"
+        with pytest.raises(UnsupportedNodes, match="'y': it is Erf, which is taken as a part of a GELU alone"):
+            from_onnx(file(nodes, numbers), mode="cpu")
+
+
+def test_weights_that_a_file_standardises_are_computed():
+    """nf_resnet's weights: (w − mean)·gain/√variance of each filter, all of constants."""
+    w = RNG.normal(size=(5, 4, 3, 3)).astype(np.float32)
+    nodes = [
+        node("ReduceMean", "w axes", "m", keepdims=1),
+        node("Sub", "w m", "c"),
+        node("Mul", "c c", "s"),
+        node("ReduceMean", "s axes", "v", keepdims=1),
+        node("Sqrt", "v", "d"),
+        node("Div", "c d", "n"),
+        node("Conv", "x n", "y"),
+    ]
+    model, wanted = seen(file(nodes, {"w": w, "axes": np.int64([1, 2, 3])}, opset=18), X)
+    near(model.predict(X), wanted)
+
+
+def test_a_file_of_an_old_opset_is_converted():
+    nodes = [node("Add", "x b", "a", broadcast=1, axis=3), node("Relu", "a", "y")]
+    tensors = {"b": RNG.normal(size=6).astype(np.float32)}
+    content = file(nodes, tensors, (("x", 3, 4, 8, 6),), opset=6)
+    made = onnx.load_from_string(content)
+    made.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, each.shape) for name, each in tensors.items())
+    wanted = np.maximum(X + tensors["b"], 0)
+    near(from_onnx(made, mode="cpu").predict(X), wanted)
+
+
+def test_reasons_are_grouped_and_name_the_number_of_examples():
+    nodes = [node("Shape", "x", "s"), node("Gather", "s zero", "n"), node("Concat", "minus n", "t", axis=0), node("Reshape", "x t", "a")]
+    nodes += [node("Transpose", "x", f"t{at}", perm=[1, 0, 2, 3], name=f"turn{at}") for at in range(6)] + [node("Mod", "x x", "y", name="rest")]
+    with pytest.raises(UnsupportedNodes) as caught:
+        from_onnx(file(nodes, {"zero": np.int64([0]), "minus": np.int64([-1])}), mode="cpu")
+    assert caught.value.reasons == [
+        "Reshape (node 4): the shape [-1, N]: it mixes examples, which batched=False allows",
+        "Transpose, 6×: it mixes examples, which batched=False allows: 'turn0', 'turn1', 'turn2', 'turn3' and 2 more",
+        "Mod 'rest': it is taken where all its operands are constants",
+    ]
+
+
 def test_upsampling_with_sizes_and_a_skip_connection():
     nodes = [
         node("MaxPool", "x", "a", kernel_shape=[2, 2], strides=[2, 2], pads=[1, 1, 0, 0]),
