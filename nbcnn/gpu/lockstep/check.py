@@ -56,7 +56,7 @@ class Watch:
     def __init__(self, found: Found) -> None:
         self.found = found
         self._said: set[tuple[str, str]] = set()
-        self.quiet = False
+        self.quiet, self.counts = False, True
 
     # -- a launch
 
@@ -280,7 +280,7 @@ class Watch:
     def _count(self, array: Any, index: Any, count: int, what: str) -> None:
         """Add a statement's requests, bytes and passes to its line."""
         lanes = active()
-        if not len(lanes):
+        if not len(lanes) or not self.counts:
             return
         key = (_line(), f"{array.space} {what}")
         line = self._lines.setdefault(key, Line(*key))

@@ -282,7 +282,7 @@ def _stmatrix_x4_trans(address: Pointer, *words: Any) -> None:
 
 
 def _copy_async(nbytes: int) -> Callable[[Pointer, Pointer, Any], None]:
-    """The copy is done at once; the rest of the width is filled with zeros."""
+    """The copy arrives when its group is waited for; the rest of the width is filled with zeros."""
     dtype = U2
     count = nbytes // dtype.itemsize
 
@@ -299,9 +299,17 @@ def _copy_async(nbytes: int) -> Callable[[Pointer, Pointer, Any], None]:
             raise NotSimulated("cp.async of a part of its width")
         lanes, values = _only(wanted != 0, read)
         zero = dtype.type(0)
-        there.store(target, (zero,) * count if values is None else tuple(where(lanes, value, zero) for value in values))
+        now.block.copies.issue(there, target, (zero,) * count if values is None else tuple(where(lanes, value, zero) for value in values))
 
     return apply
+
+
+def _commit_group() -> None:
+    now.block.copies.commit()
+
+
+def _wait_group(running: int) -> Callable[[], None]:
+    return lambda: now.block.copies.wait(running)
 
 
 def _nothing(*operands: Any) -> None:
@@ -342,7 +350,7 @@ _TABLE: dict[str, Any] = {
     "cp_async_ca_4": _copy_async(4),
     "cp_async_ca_8": _copy_async(8),
     "cp_async_ca_16": _copy_async(16),
-    "cp_async_commit_group": _nothing,
+    "cp_async_commit_group": _commit_group,
     "cluster_rank": _cluster_rank,
     "cluster_arrive": _nothing,
     "cluster_arrive_relaxed": _nothing,
@@ -364,7 +372,7 @@ def named(name: str, made_by: list[Any]) -> Any:
     if name in _TABLE:
         return _TABLE[name]
     if name.startswith("cp_async_wait_group_"):
-        return _nothing
+        return _wait_group(int(name.removeprefix("cp_async_wait_group_")))
     if made_by[0] == "instruction" and (found := _ASM.search(made_by[2])) and _ACCESS.fullmatch(name):
         what, count, kind = found[1], int(found[2] or 1), found[3]
         if what == "st":

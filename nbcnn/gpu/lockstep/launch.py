@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.lockstep.copies import Copies
 from nbcnn.gpu.lockstep.lanes import now
 from nbcnn.gpu.lockstep.storage import POISON, Faulty, Global, Shared
 
@@ -51,6 +52,8 @@ class Blocks:
         self.cluster_rank = self._shared(at % launch.cluster)
         self.exits: Any = None
         """`lanes.Returns` of the kernel, where it has any: the threads that have ended."""
+        self.copies = Copies(count * self.threads)
+        """What cp.async has issued."""
         self.arrays: dict[Any, Any] = {}
         """Shared arrays by where they are made."""
         self.cache: dict[Any, np.ndarray] = {}

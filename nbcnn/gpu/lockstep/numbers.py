@@ -33,17 +33,35 @@ def _type(value: Any) -> Any:
 
 
 def cast(value: Any, dtype: np.dtype) -> Any:
-    """`value` as `dtype`; integers keep their low bits."""
-    if type(value) is np.ndarray:
-        return value if value.dtype is dtype else value.astype(dtype)
-    if isinstance(value, np.generic):
-        return value if value.dtype is dtype else value.astype(dtype)
+    """`value` as `dtype`; integers keep their low bits, and floats become integers as PTX converts them."""
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        if value.dtype is dtype:
+            return value
+        return _rounded_to_zero(value, dtype) if value.dtype.kind == "f" and dtype.kind in "iu" else value.astype(dtype)
     if isinstance(value, int | float):
+        if isinstance(value, float) and dtype.kind in "iu":
+            return _rounded_to_zero(np.float64(value), dtype)
         if dtype.kind in "iu":
             bits = int(value) & (1 << 8 * dtype.itemsize) - 1
             return np.uint64(bits).astype(dtype)
         return dtype.type(value)
     return value  # an address
+
+
+def _rounded_to_zero(value: Any, dtype: np.dtype) -> Any:
+    """Floats as integers, as `cvt.rzi` makes them: what lies beyond the integers becomes the nearest of them, and NaN 0 where both have 32 bits, else
+    the integer whose highest bit alone is set. Integers of less than 32 bits are the low bits of one of 32."""
+    wide = dtype if dtype.itemsize >= 4 else I4
+    ends = np.iinfo(wide)
+    below, above = value < float(ends.min), value >= float(ends.max) + (1.0 if wide.itemsize == 4 else 0.0)
+    with np.errstate(invalid="ignore"):
+        made = value.astype(wide)
+    if not np.any(below | above | (value != value)):
+        return made.astype(dtype, copy=False)
+    both_small = value.dtype.itemsize <= 4 and wide.itemsize == 4
+    nan = wide.type(0 if both_small else ends.min or 1 << (ends.bits - 1))
+    made = np.where(below, wide.type(ends.min), np.where(above, wide.type(ends.max), np.where(value != value, nan, made)))
+    return made.astype(dtype) if np.ndim(value) else dtype.type(made.astype(dtype))
 
 
 def _common(a: Any, b: Any, divides: bool) -> np.dtype | None:

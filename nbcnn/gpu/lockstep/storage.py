@@ -7,6 +7,7 @@ inactive lanes have in their place is not looked at. Where several lanes write o
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,36 @@ class Pointer:
                 raise TypeError("a difference of addresses in two arrays")
             return cast(self.offset - less.offset, U4)
         return self + (-less.astype(np.int64) if type(less) is np.ndarray else -int(less))
+
+    def _compare(self, other: Any, compare: Any) -> Any:
+        """Whether the addresses compare so, an element a lane where they differ between lanes; two in different arrays are never equal."""
+        if not isinstance(other, Pointer):
+            return NotImplemented
+        if other.array is not self.array and not self.array.is_same(other.array):
+            if compare in (operator.eq, operator.ne):
+                return compare is operator.ne
+            raise TypeError("an order of addresses in two arrays")
+        return compare(self.offset, other.offset)
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare(other, operator.eq)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare(other, operator.ne)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(other, operator.lt)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(other, operator.le)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(other, operator.gt)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(other, operator.ge)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __and__(self, bits: Any) -> Pointer:
         """The address with low bits cleared: arrays begin at multiples of 1,024 bytes."""

@@ -9,10 +9,13 @@ import pytest
 
 from nbcnn.gpu import compiler
 from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.cp_async import cp_async_4, cp_async_16, cp_async_commit, cp_async_wait
 
 if not compiler.LOCKSTEP:
     pytest.skip("needs NBCNN_SIMULATOR=1", allow_module_level=True)
 
+from nbcnn.gpu.lockstep import numbers
 from nbcnn.gpu.lockstep.rewrite import Refused
 
 N = 48
@@ -205,3 +208,78 @@ def test_what_no_kernel_has_is_refused_with_its_line():
 
     with pytest.raises(Refused, match=r"test_in_step.py:\d+: kernels have no List"):
         kernel[1, 1](np.zeros(1, np.float32))
+
+
+def test_floats_become_integers_as_ptx_converts_them():
+    """What is beyond the integers becomes the nearest; NaN is 0 from 32 bits to 32, and else the highest bit alone."""
+    given = [np.nan, np.inf, -np.inf, -1.5, -0.5, 2.5, 3e9, 5e9, -3e9]
+    top = 2**31 - 1
+    wanted = {
+        ("float32", "int32"): [0, top, -(2**31), -1, 0, 2, top, top, -(2**31)],
+        ("float32", "uint32"): [0, 2**32 - 1, 0, 0, 0, 2, 3_000_000_000, 2**32 - 1, 0],
+        ("float64", "int32"): [-(2**31), top, -(2**31), -1, 0, 2, top, top, -(2**31)],
+        ("float64", "uint32"): [2**31, 2**32 - 1, 0, 0, 0, 2, 3_000_000_000, 2**32 - 1, 0],
+        ("float32", "int64"): [-(2**63), 2**63 - 1, -(2**63), -1, 0, 2, 3_000_000_000, 5_000_000_000, -3_000_000_000],
+        ("float64", "uint64"): [2**63, 2**64 - 1, 0, 0, 0, 2, 3_000_000_000, 5_000_000_000, 0],
+    }
+    for (source, target), expected in wanted.items():
+        made = numbers.cast(np.array(given, source), np.dtype(target))
+        assert made.tolist() == expected, (source, target)
+        assert [int(numbers.cast(np.dtype(source).type(each), np.dtype(target))) for each in given] == expected
+    assert int(numbers.cast(-1.5, np.dtype("uint32"))) == 0
+
+
+def test_addresses_are_compared_by_where_they_are():
+    """A ring of three slots, from whose end a thread goes back to the start by comparing addresses."""
+    all_there = cp_async_wait(0)
+
+    @jit()
+    def kernel(x, y):
+        ring, tid = cuda.shared.array(3 * 32, f4), cuda.threadIdx.x
+        first = byte_address_shared(ring) + 4 * tid
+        end, at = first + 4 * 96, first
+        total = 0.0
+        for k in range(7):
+            cp_async_4(at, byte_address_global(x) + 4 * (32 * k + tid), 4)
+            cp_async_commit()
+            all_there()
+            total += ring[32 * (k % 3) + tid]
+            at += 4 * 32
+            if at == end:
+                at = first
+        if at != first and at > first and not at < first:
+            y[tid] = total
+
+    x, y = np.arange(7 * 32, dtype=np.float32), np.zeros(32, np.float32)
+    kernel[1, 32](x, y)
+    np.testing.assert_array_equal(y, x.reshape(7, 32).sum(0))
+
+
+@pytest.mark.parametrize(("stages", "running", "right"), [(2, 0, True), (3, 1, True), (3, 2, False), (2, 1, False)])
+def test_copies_arrive_when_their_group_is_waited_for(stages, running, right):
+    """A ring of `stages` slots, of which stages − 1 are on their way: one of them too many leaves the slot as it was before."""
+    wait, slots, ahead, most = cp_async_wait(running), 128 * stages, stages - 1, stages
+
+    @jit()
+    def kernel(x, y, trips):
+        ring, tid = cuda.shared.array(slots, f4), cuda.threadIdx.x
+        to, source = byte_address_shared(ring), byte_address_global(x)
+        for k in range(ahead):
+            cp_async_16(to + 16 * (32 * k + tid), source + 16 * (32 * k + tid), 16 if k < trips else 0)
+            cp_async_commit()
+        total = 0.0
+        for k in range(trips):
+            wait()
+            cuda.syncthreads()
+            total += ring[128 * (k % most) + 4 * tid]
+            cuda.syncthreads()
+            nxt = k + ahead
+            cp_async_16(to + 16 * (32 * (nxt % most) + tid), source + 16 * (32 * min(nxt, trips - 1) + tid), 16 if nxt < trips else 0)
+            cp_async_commit()
+        y[tid] = total
+
+    trips = 6
+    x, y = np.random.default_rng(1).random(128 * trips).astype(np.float32), np.zeros(32, np.float32)
+    kernel[1, 32](x, y, trips)
+    wanted = x.reshape(trips, 32, 4)[:, :, 0].sum(0)
+    assert np.allclose(y, wanted, rtol=1e-6) == right
