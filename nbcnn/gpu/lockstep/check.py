@@ -56,7 +56,7 @@ class Watch:
     def __init__(self, found: Found) -> None:
         self.found = found
         self._said: set[tuple[str, str]] = set()
-        self.quiet, self.counts = False, True
+        self.quiet, self.counts, self.anything = False, True, False
 
     # -- a launch
 
@@ -180,7 +180,7 @@ class Watch:
         who = now.block.first * now.block.threads + lanes
         epoch, warp = self._epoch()[now.block.number[lanes]], now.block.warp[lanes]
         warp_epoch = self.warp_epochs[warp]
-        if not writes and array.space == "shared":
+        if not writes and array.space == "shared" and not self.anything:
             never = (shadow.writer[places] == _NOBODY).any(1)
             if never.any():
                 i = int(np.flatnonzero(never)[0])

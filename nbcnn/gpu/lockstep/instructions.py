@@ -149,6 +149,22 @@ def _unwatched(work: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _of_anything(work: Callable[..., Any]) -> Callable[..., Any]:
+    """A load whose value may be left unused: the checking mode lets it read what nobody has written."""
+
+    def apply(*operands: Any) -> Any:
+        watch = now.block.launch.watch
+        if watch is None:
+            return work(*operands)
+        watch.anything = True
+        try:
+            return work(*operands)
+        finally:
+            watch.anything = False
+
+    return apply
+
+
 @_unwatched
 def _send(address: Pointer, a: Any, b: Any, sequence: Any) -> None:
     array, at = address.element(I4, 4)
@@ -363,7 +379,7 @@ for _count in (2, 4):
     for _transposed in (False, True):
         _TABLE[f"ldmatrix_x{_count}{'_trans' * _transposed}"] = _ldmatrix(_count, _transposed)
 
-_ACCESS = re.compile(r"(ld|st)_(global|shared)(_nc)?(_v(\d))?(_\w?(\d+))?(_if|_wanted|_at|_words)*")
+_ACCESS = re.compile(r"(ld|st)_(global|shared)(_nc)?(_v(\d))?(_\w?(\d+))?(_if|_wanted|_at|_words)*(_any)?")
 _ASM = re.compile(r"(ld|st)\.(?:global|shared)(?:\.nc)?(?:\.v(\d))?\.(f32|b32|b16|u8) ")
 
 
@@ -378,7 +394,8 @@ def named(name: str, made_by: list[Any]) -> Any:
         if what == "st":
             return store(_KINDS[kind], count)
         gives = F4 if kind == "f32" else U4
-        return (load_if if "setp.ne" in made_by[2] else load)(_KINDS[kind], count, gives)
+        made = (load_if if "setp.ne" in made_by[2] else load)(_KINDS[kind], count, gives)
+        return _of_anything(made) if name.endswith("_any") else made
 
     def missing(*operands: Any) -> Any:
         raise NotSimulated(f"the simulator has no instruction {name}")

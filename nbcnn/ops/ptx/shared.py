@@ -18,6 +18,8 @@ store_words_4 = instruction("st_shared_v4_b32_at", "st.shared.v4.b32 [$0], {$1,$
 """(address, word, word, word, word): 16 bytes."""
 load_words_1 = instruction("ld_shared_b32_at", "ld.shared.b32 $0, [$1];", u4, (u4,))
 """(address) -> word."""
+load_any_words_1 = instruction("ld_shared_b32_at_any", "ld.shared.b32 $0, [$1];", u4, (u4,))
+"""(address) -> word, of a place that perhaps nobody has written, whose value the caller then leaves unused."""
 load_words_2 = instruction("ld_shared_v2_b32_at", "ld.shared.v2.b32 {$0,$1}, [$2];", (u4,) * 2, (u4,))
 """(address) -> two words, 8 bytes."""
 load_words_4 = instruction("ld_shared_v4_b32_at", "ld.shared.v4.b32 {$0,$1,$2,$3}, [$4];", (u4,) * 4, (u4,))

@@ -38,7 +38,7 @@ if NUMBA_SIMULATOR:
     def shared_store1(array, offset, a):
         array[offset] = a
 
-    shared_load4, shared_store4 = load4, store4
+    shared_load4, shared_load4_any, shared_store4 = load4, load4, store4
 
     def _word(array, i):
         return u4(int(array[i]) | int(array[i + 1]) << 16)
@@ -94,6 +94,7 @@ else:
     _st = instruction("st_global_v4", "st.global.v4.f32 [$0], {$1,$2,$3,$4};", None, (_u8, f4, f4, f4, f4))
     _st2 = instruction("st_global_v2", "st.global.v2.f32 [$0], {$1,$2};", None, (_u8, f4, f4))
     _lds = instruction("ld_shared_v4", "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", (f4,) * 4, (_u4,))
+    _lds_any = instruction("ld_shared_v4_any", "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", (f4,) * 4, (_u4,))
     _sts1 = instruction("st_shared", "st.shared.f32 [$0], $1;", None, (_u4, f4))
     _sts = instruction("st_shared_v4", "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", None, (_u4, f4, f4, f4, f4))
 
@@ -150,6 +151,11 @@ else:
     def shared_load4(array, offset):
         """array[offset : offset+4] of a shared array as four floats, one LDS.128."""
         return _lds(_hold(byte_address_shared(array)) + _u4(offset * 4))
+
+    @jit(device=True)
+    def shared_load4_any(array, offset):
+        """`shared_load4` of places that perhaps nobody has written, whose values the caller then leaves unused."""
+        return _lds_any(_hold(byte_address_shared(array)) + _u4(offset * 4))
 
     @jit(device=True)
     def shared_store4(array, offset, a, b, c, d):

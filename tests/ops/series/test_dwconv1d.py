@@ -11,7 +11,9 @@ from counted import counted
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound, run_op
+from nbcnn.gpu import compiler
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.lockstep.check import checking
 from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure.kernels import capability_of
 from nbcnn.lab.studies import dwconv
@@ -301,3 +303,14 @@ def test_kernels_compile_without_spills(variant, op, arch):
     for shape, padding, skip, registers in (*short, ((2, 3, 101, 7), "same", False, tiled)):
         for launch in stand_in(op, variant, shape, padding, skip, target=Target(capability_of(arch), 132)):
             assert_lean(launch, arch, registers)
+
+
+@pytest.mark.skipif(not compiler.LOCKSTEP, reason="needs NBCNN_SIMULATOR=1")
+@pytest.mark.parametrize("variant", ["warp", "best"])
+def test_kernels_have_no_fault_in_the_checking_mode(variant, device):
+    for shape in MEAN_SERIES:
+        for case in [*series_cases(*shape), *series_backward_cases(*shape)]:
+            if case.op in VARIANTS[variant]:
+                with checking() as seen:
+                    run_op(VARIANTS[variant][case.op], case.op, case.ins, case.outs, device=device, attrs=case.attrs)
+                assert not seen.faults, (case.op, case.label, *map(str, seen.faults))

@@ -34,7 +34,7 @@ from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_16, cp_async_commit, cp_async_wait
 from nbcnn.ops.ptx.cvt import bits_float, float_bits
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
-from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_2, store_words_4
+from nbcnn.ops.ptx.shared import load_any_words_1, load_words_4, store_words_2, store_words_4
 from nbcnn.ops.ptx.words import load_4_words
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import numel
@@ -116,7 +116,7 @@ def _make_part(R: int, K: int, F: int, down: tuple[int, int, tuple[int, ...]], a
         at = spot + dh * W + dw
         at = at + ring if at < 0 else at
         at = at - ring if at >= ring else at
-        value = bits_float(load_words_1(sums + (TAP * ring + at) * 4))
+        value = bits_float(load_any_words_1(sums + (TAP * ring + at) * 4))
         # A place outside the image may hold anything, NaN too.
         value = value if inside else 0.0
         out[FIRST] += value

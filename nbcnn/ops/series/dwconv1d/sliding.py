@@ -21,7 +21,7 @@ from nbcnn.ops.kernel.call import blocks
 from nbcnn.ops.kernel.loops import within
 from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
 from nbcnn.ops.ptx.shuffle import WARP
-from nbcnn.ops.ptx.vector import shared_load4, shared_store4
+from nbcnn.ops.ptx.vector import shared_load4, shared_load4_any, shared_store4
 from nbcnn.ops.series.dwconv1d.series import Correlation
 
 RESULTS = 12
@@ -80,7 +80,8 @@ def odd_quads(width: int) -> int:
 def slide(shift: int) -> Any:
     """A device function run(acc, shared, at_factor, at, first, last): the sum above over i = first .. last − 1.
 
-    first is a multiple of four; up to three factors from `last` on count too. Elements start at `at`, factors at `at_factor`.
+    first is a multiple of four; up to three factors from `last` on count too. Elements start at `at`, factors at `at_factor`. A lane without a series
+    reads factors that nobody has written, and the window runs ahead of the elements: neither reaches a result.
     """
     WINDOW_QUADS = -(-(RESULTS + 3 + shift) // 4)
     WINDOW = 4 * WINDOW_QUADS
@@ -90,13 +91,13 @@ def slide(shift: int) -> Any:
 
         @jit(device=True)
         def multiply(acc, window, shared, at_factor, at, i):
-            k0, k1, k2, k3 = shared_load4(shared, at_factor + i + PLACE)
+            k0, k1, k2, k3 = shared_load4_any(shared, at_factor + i + PLACE)
             for m in range(RESULTS):
                 acc[m] += k0 * window[(BEGIN + m) % WINDOW]
                 acc[m] += k1 * window[(BEGIN + m + 1) % WINDOW]
                 acc[m] += k2 * window[(BEGIN + m + 2) % WINDOW]
                 acc[m] += k3 * window[(BEGIN + m + 3) % WINDOW]
-            window[FREE], window[FREE + 1], window[FREE + 2], window[FREE + 3] = shared_load4(shared, at + i + AHEAD)
+            window[FREE], window[FREE + 1], window[FREE + 2], window[FREE + 3] = shared_load4_any(shared, at + i + AHEAD)
 
         return multiply
 
