@@ -205,5 +205,5 @@ def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | 
         older = "  (cu12 for drivers before 580)" if extra == "cu13" and not driver else ""
         if extra == "mlir" and major < 580:
             older = "  (it needs a driver from 580 on: without NBCNN_COMPILER the extra cu12 does)"
-        lines.append(f'the CUDA compiler is missing or broken: pip install "nbcnn[{extra}]"{older}')
+        lines.append(f'the CUDA compiler is missing or broken: pip install -e ".[{extra}]"{older}')
     return lines

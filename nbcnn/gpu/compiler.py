@@ -22,7 +22,7 @@ from nbcnn.files.variables import whole
 from nbcnn.gpu.backends import LETTERS as LETTERS
 from nbcnn.gpu.backends import Backend
 
-INSTALL = 'install the extra cu13, or cu12 for drivers before 580: pip install "nbcnn[cu13]"'
+INSTALL = 'install the extra cu13, or cu12 for drivers before 580: pip install -e ".[cu13]"'
 """What brings the compiler that is the default, the CUDA toolkit, and the bindings of the host's side."""
 COMPILERS = {"numba": "numba-cuda", "mlir": "numba-cuda-mlir"}
 """The compilers, by what NBCNN_COMPILER may be, and the packages that they are."""

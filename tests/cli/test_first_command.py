@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -98,3 +99,22 @@ def test_what_the_small_run_of_a_cpu_says_is_what_it_trains_on_resumes_and_extra
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
     assert extract.main(["run", "--out", "features", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["images"] == 192
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_the_first_command_installs_the_compiler_where_there_is_a_driver(driver, tmp_path):
+    (line,) = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.endswith("&& python train.py")]
+    assert line in (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    for name in ("pip", *(["nvidia-smi"] if driver else [])):
+        (tmp_path / name).write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    words = line.split(" && ", 2)[2].rpartition(" && ")[0]
+    done = subprocess.run(["/bin/sh", "-c", words], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "install|-e|.[cu13]|" if driver else "install|-e|.|"), done.stderr
+
+
+def test_the_size_of_the_wheel_that_the_page_names():
+    page = (ROOT / "docs" / "howto" / "deployment.md").read_text(encoding="utf-8")
+    assert "a wheel of less than three megabytes" in page
+    packed = sum(len(zlib.compress(path.read_bytes(), 6)) for path in (ROOT / "nbcnn").rglob("*") if path.suffix in (".py", ".json", ".md"))
+    assert 1_000_000 < packed < 3_000_000

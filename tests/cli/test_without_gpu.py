@@ -61,6 +61,7 @@ ELSEWHERE = {
     "classify": "test_classify.py",
     "launch": "test_launch.py",
     "cache": "test_cache.py",
+    "evaluate": "test_evaluate.py",
     "export": "test_onnx_models.py",
     "import": "test_onnx_models.py",
 }

@@ -189,7 +189,7 @@ def test_a_refusal_without_numba_names_the_extra(words, simulated, without):
     assert "Traceback" not in done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("nbcnn: error: "))
     assert "Numba-CUDA is not installed" in line or "cuda-bindings is not installed" in line
-    assert 'pip install "nbcnn[cu13]"' in line
+    assert 'pip install -e ".[cu13]"' in line
     assert "cu12" in line
 
 
@@ -202,7 +202,7 @@ def test_env_without_numba_names_the_extra(simulated, without):
     numbas = simulated == "1"  # ours needs no Numba
     assert found["works"] == {"cpu": True, "gpu": False, "ranks": False, "compile": False, "simulator": not numbas}
     for name in ("gpu", "compile", *(["simulator"] if numbas else [])):
-        assert 'pip install "nbcnn[cu13]"' in found["reasons"][name]
+        assert 'pip install -e ".[cu13]"' in found["reasons"][name]
     assert "pip install" in " ".join(found["advice"])
 
 
