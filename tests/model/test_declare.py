@@ -17,8 +17,11 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.compiler import SIMULATED_CAPABILITY
 from nbcnn.gpu.lockstep.arrays import on_arrays
 from nbcnn.modes import MODES
+from nbcnn.nn.fuse import fuse
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.losses.pairs import LOSSES
+from nbcnn.plan.graph import Tape, named
+from nbcnn.run.net import Net
 
 EPS = float(np.finfo(np.float32).eps)
 FILES = {
@@ -41,6 +44,22 @@ def mish_gradient(dy, x):
 
 
 Mish = nbcnn.activation("mish", mish, mish_gradient, composition=lambda x: x * Tanh()(Softplus()(x)))
+''',
+    "softsign": '''
+import nbcnn
+
+
+def softsign(x, scale):
+    """x/(scale + |x|)"""
+    return x / (scale + abs(x))
+
+
+def softsign_gradient(dy, y, scale):
+    rest = 1.0 - abs(y)
+    return dy * (rest * rest) / scale
+
+
+Softsign = nbcnn.activation("softsign", softsign, softsign_gradient, reads="y", scale=1.0)
 ''',
     "focal": '''
 import math
@@ -105,8 +124,8 @@ def examples():
 
 
 def model_of(own, mode="cpu", precision=None):
-    mish, loss = own["mish"].Mish, own["focal"].FocalLoss(gamma=1.5)
-    layers = [nbcnn.Conv2d(4, 3), mish(), nbcnn.Flatten(), nbcnn.Linear(8), mish(), nbcnn.Linear(1)]
+    mish, softsign, loss = own["mish"].Mish, own["softsign"].Softsign, own["focal"].FocalLoss(gamma=1.5)
+    layers = [nbcnn.Conv2d(4, 3), softsign(scale=0.5), nbcnn.Conv2d(4, 1), mish(), nbcnn.Flatten(), nbcnn.Linear(8), softsign(), nbcnn.Linear(1)]
     return nbcnn.Model(layers, loss, mode=mode, precision=precision, seed=3)
 
 
@@ -178,7 +197,7 @@ def test_training_saving_loading_and_going_on(own, tmp_path):
     x, y = examples()
     model = model_of(own)
     lion = own["lion"].Lion(nbcnn.Cosine(0.01), weight_decay=0.01)
-    history = model.fit(x, y, epochs=6, batch_size=4, optimizer=lion, run=tmp_path / "run", verbose=0)
+    history = model.fit(x, y, epochs=20, batch_size=4, optimizer=lion, run=tmp_path / "run", verbose=0)
     assert history.rows[-1]["loss"] < 0.7 * history.rows[0]["loss"]
     found = nbcnn.load(tmp_path / "run", mode="cpu")
     assert found.loss == own["focal"].FocalLoss(gamma=1.5)
@@ -201,6 +220,16 @@ def test_training_on_kernels(own, key, device):
     ]
     # A mean of 12 terms of about 0.5, before the first update; operands are off by 2^-8 of themselves in bf16, by 2^-11 in tf32.
     assert losses[0] == pytest.approx(losses[1], rel={"bf16": 2**-6, "tf32": 2**-9}.get(key[1], 1e-5))
+
+
+def test_what_reads_its_output_is_an_epilogue_in_training(own):
+    net = Net([*model_of(own).layers], (1, 6, 6), mode="cpu", fusing=True)
+    assert "conv_softsign_fprop" not in {str(step.op) for step in net.record_gradients(4).steps}  # NumPy gains nothing
+    parts = [layer for _, layer in fuse(named([*net.layers]), MODES["im2col", "fp32"].ops)]
+    tape = Tape(training=True)
+    parts[0].build(tape, tape.temp("x", (4, 1, 6, 6)), "conv1")
+    (step,) = tape.steps
+    assert (str(step.op), step.attrs["scale"]) == ("conv_softsign_fprop", 0.5)
 
 
 def test_what_is_wrong_with_a_declaration_is_said(own):

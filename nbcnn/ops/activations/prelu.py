@@ -23,7 +23,7 @@ from nbcnn.gpu.language import cuda, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import quotient
-from nbcnn.ops.kernel.maps import supports
+from nbcnn.ops.kernel.maps import launch_map, supports
 from nbcnn.ops.kernel.reduce import THREADS, block_sum, f8
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
@@ -59,48 +59,29 @@ def prelu_wgrad(dy: np.ndarray, x: np.ndarray, da: np.ndarray) -> None:
     da[...] = each.sum(axes, dtype=np.float64)
 
 
-@functools.cache
-def fprop_kernel(kind: str) -> Any:
-    """The forward kernel; x and y stored as `kind`."""
-    load, store = scalar_io(kind)
-
-    @jit()
-    def prelu_fprop_kernel(x, a, y, count, channels, inner):
-        """y = x where x > 0, else a[c]·x.
-
-        grid    ⌈count / 256⌉, block 256
-        owns    thread: an element
-        shared  none
-        moves   8·count bytes of float32; the slopes come from L1
-        """
-        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if i < count:
-            value, rest = load(x, i), quotient(i, inner)
-            store(y, i, value if value > 0.0 else value * a[rest - quotient(rest, channels) * channels])
-
-    return prelu_fprop_kernel
+@jit(device=True)
+def _settings(slopes, state, norm, numbers):
+    return slopes, numbers[0], numbers[1]
 
 
-@functools.cache
-def dgrad_kernel(kind: str) -> Any:
-    """The kernel of the gradient in x; dy, x and dx stored as `kind`."""
-    load, store = scalar_io(kind)
+@jit(device=True)
+def _slope(i, settings):
+    """The slope of element i."""
+    slopes, channels, inner = settings
+    rest = quotient(i, inner)
+    return slopes[rest - quotient(rest, channels) * channels]
 
-    @jit()
-    def prelu_dgrad_kernel(dy, x, a, dx, count, channels, inner):
-        """dx = dy where x > 0, else a[c]·dy.
 
-        grid    ⌈count / 256⌉, block 256
-        owns    thread: an element
-        shared  none
-        moves   12·count bytes of float32; the slopes come from L1
-        """
-        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if i < count:
-            value, rest = load(dy, i), quotient(i, inner)
-            store(dx, i, value if load(x, i) > 0.0 else value * a[rest - quotient(rest, channels) * channels])
+@jit(device=True)
+def _prelu(i, elements, settings):
+    x = elements[0]
+    return x if x > 0.0 else x * _slope(i, settings)
 
-    return prelu_dgrad_kernel
+
+@jit(device=True)
+def _prelu_gradient(i, elements, settings):
+    dy, x = elements
+    return dy if x > 0.0 else dy * _slope(i, settings)
 
 
 @functools.cache
@@ -214,14 +195,16 @@ def _numbers(call: Call, at: int) -> tuple[np.int32, np.int32, np.int32]:
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch."""
-    numbers = _numbers(call, 1)
-    return [Launch(fprop_kernel(kinds(call)[0]), blocks(int(numbers[0]), THREADS), THREADS, (*call.ins, *call.outs, *numbers))]
+    *_, slopes = call.ins
+    how: dict[str, Any] = {"reads": 1, "prelude": _settings, "indexed": True, "arrays": (slopes,)}
+    return launch_map("prelu_fprop_kernel", _prelu, call, *_numbers(call, 1)[1:], **how)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch."""
-    numbers = _numbers(call, 2)
-    return [Launch(dgrad_kernel(kinds(call)[0]), blocks(int(numbers[0]), THREADS), THREADS, (*call.ins, *call.outs, *numbers))]
+    *_, slopes = call.ins
+    how: dict[str, Any] = {"reads": 2, "prelude": _settings, "indexed": True, "arrays": (slopes,)}
+    return launch_map("prelu_dgrad_kernel", _prelu_gradient, call, *_numbers(call, 2)[1:], **how)
 
 
 def bind_wgrad(call: Call) -> list[Launch]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+import nbcnn
 from nbcnn.check import gradcheck
+from nbcnn.lab.measure.plans import Absent
 from nbcnn.modes import MODES, Row
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.conv import fused, mma, thin_mma
@@ -16,6 +18,8 @@ from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.conv.thin import fused as thin_fused
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.plan.shapes import ConvShape
+from nbcnn.run.net import Net
+from nbcnn.run.rows import Choice
 
 FIRST, WIDE, ONE = ConvShape(1, 3, 6, 8, 8, 3, 3, 1, 1), ConvShape(1, 16, 8, 8, 16, 3, 3, 1, 1), ConvShape(2, 16, 1, 1, 12, 1, 1, 1, 0)
 TINY = Tile(16, 32, 8, 4, 4)
@@ -52,3 +56,12 @@ def test_every_row_that_fuses_a_relu_fuses_every_activation():
         for part, ops in row.fallbacks:
             if "conv_relu_fprop" in ops:
                 assert {ops[f"conv_{name}_fprop"] for name in ACTIVATIONS} == {ops["conv_relu_fprop"]}, (key, part)
+
+
+@pytest.mark.parametrize("activation", [nbcnn.ReLU, nbcnn.Sigmoid, nbcnn.Tanh, nbcnn.ELU])
+def test_an_activation_does_not_leave_hoppers_engine(activation):
+    layers = [nbcnn.Flatten(), nbcnn.Linear(4096), activation(), nbcnn.Linear(4096), activation(), nbcnn.Linear(10), nbcnn.SoftmaxCrossEntropy()]
+    net = Net(layers, (4, 32, 32), choice=Choice(MODES["tensorcore", "bf16"], "as asked"), device=Absent())
+    plan = net.lower(net.record_gradients(1024))
+    ran = [item.how.mode for item in plan.steps if str(item.step.op) == f"conv_{activation.kind}_fprop"]
+    assert ran == ["wgmma", "wgmma"]
