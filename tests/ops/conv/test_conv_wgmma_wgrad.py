@@ -17,6 +17,7 @@ from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.wgrad import correlation as wgrad_correlation
 from nbcnn.ops.conv.fused import up_cases
+from nbcnn.ops.conv.mma import wgrad as mma_wgrad
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import wgrad, wgrad_square
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile, candidates
@@ -96,6 +97,35 @@ def test_repeats_bit_for_bit(gpu):
     options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": "bfloat16"}
     one, other = (run_op(wgrad.ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+WIDE = ConvShape(1024, 4096, 1, 1, 4096, 1, 1, 1, 0)
+"""A linear layer whose weight gradient has so many elements that the partials of 132 parts would be beyond 32-bit offsets."""
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+@pytest.mark.parametrize("shape", [WIDE, replace(WIDE, C=16384, K=8192), ConvShape(256, 2048, 4, 4, 2048, 3, 3, 1, 1)], ids=str)
+def test_a_large_filter_runs_here_with_as_many_parts_as_offsets_reach(shape, precision):
+    ins, outs = (shape.x_shape, shape.y_shape), (shape.w_shape, (shape.K,))
+    attrs = {"stride": shape.stride, "pad": shape.pad}
+    call = Call("conv_wgrad", (), (), ins, outs, attrs, "NHWC", in_dtypes=(STORE[precision],) * 2, out_dtypes=("float32",) * 2)
+    for impl in (wgrad.ops(precision)["conv_wgrad"], mma_wgrad.IMPLS[precision]):
+        assert impl.supports(call, H200) is None
+        tiles = impl.candidates(call, H200)
+        assert tiles
+        assert all(tile.split * shape.K * shape.R * shape.S * shape.C < 2**31 for tile in tiles)
+
+
+def test_a_filter_that_offsets_do_not_reach_is_refused():
+    call = Call("conv_wgrad", (), (), ((8, 65536, 1, 1), (8, 32768, 1, 1)), ((32768, 65536, 1, 1),), {"stride": 1, "pad": 0}, "NHWC")
+    assert "a tensor of 2,147,483,648 elements is more than" in wgrad.ops("bf16")["conv_wgrad"].supports(call, H200)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_parity_of_a_large_filter(gpu, precision):
+    (case,) = [case for case in conv_cases(replace(WIDE, N=64)) if case.op == "conv_wgrad" and "no bias" not in case.label]
+    row = row_of(precision)
+    assert gradcheck.parity(row, row.fallbacks[0][1][case.op], case, gpu) <= gradcheck.bound(case, precision)
 
 
 def test_every_part_has_steps_and_all_pixels_are_covered():

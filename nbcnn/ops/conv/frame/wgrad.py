@@ -54,6 +54,11 @@ def bias_of(call: Call) -> str:
     return "shifted" if is_up(call) else "stationary"
 
 
+def most_parts(elements: int, steps: int, most: int) -> int:
+    """Parts at most into which the `steps` over pixels are cut: `most`, or fewer, so that 32-bit offsets reach the partials of `elements` each."""
+    return max(1, min(most, steps, (2**31 - 1) // elements))
+
+
 class OverPixels:
     """What tiles over pixels have in common: rows of BM filters, steps of BK pixels, and `split` blocks that share one output tile.
 

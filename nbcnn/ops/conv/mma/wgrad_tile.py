@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
-from nbcnn.ops.conv.frame.wgrad import OverPixels
+from nbcnn.ops.conv.frame.wgrad import OverPixels, most_parts
 from nbcnn.ops.kernel.loops import ceil_div
 
 CHUNK = 16
@@ -162,7 +162,7 @@ def candidates(g: Correlation, kind: Kind, target: Target) -> Iterator[PixelTile
         if tile.shared_bytes(kind) > target.shared_of_block:
             continue
         outputs = tile.row_tiles(g) * tile.column_tiles(g, kind)
-        most = min(MOST_SPLIT, ceil_div(g.GM, tile.BK))
+        most = most_parts(g.K * columns(g, kind), ceil_div(g.GM, tile.BK), MOST_SPLIT)
         places = target.multiprocessors * tile.resident(kind, target)
         for split in sorted({1, *(min(most, max(1, waves * places // outputs)) for waves in (0.5, 1, 2))}):
             yield replace(tile, split=int(split))

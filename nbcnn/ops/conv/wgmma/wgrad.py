@@ -45,7 +45,7 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
             return f"{g.C} and {g.K} channels are not both multiples of {step}, the 16 bytes that TMA addresses"
         if g.taps > MOST_TAPS:
             return f"a filter of more than {MOST_TAPS} taps"
-        return beyond_tma(g) or too_large(*call.in_shapes, (wgrad_tile.MOST_SPLIT, *call.out_shapes[0]), what="a tensor")
+        return beyond_tma(g) or too_large(*call.in_shapes, (g.K, g.taps, g.C), what="a tensor")
 
     def candidates(self, g: Correlation, target: Target) -> list[PixelTile | SquareTile]:
         squares = wgrad_square.candidates(g, target) if self.precision == "bf16" else ()

@@ -25,7 +25,7 @@ from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.cost import Work
-from nbcnn.ops.conv.frame.wgrad import OverPixels
+from nbcnn.ops.conv.frame.wgrad import OverPixels, most_parts
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, consumer, init_ring, next_stage
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
@@ -186,7 +186,7 @@ def candidates(g: Correlation, target: Target) -> Iterator[SquareTile]:
     tile = min(kinds, key=lambda kind: kind.pixel_steps(g))
     tile = replace(tile, slots=min(_MOST_SLOTS, (_SHARED_OF_BLOCK - tile.shared_bytes) // tile.stage_bytes))
     outputs = tile.row_tiles(g) * tile.column_tiles(g)
-    most = min(MOST_SPLIT, tile.pixel_steps(g))
+    most = most_parts(g.K * g.taps * g.C, tile.pixel_steps(g), MOST_SPLIT)
     for split in sorted({min(most, max(1, int(waves * target.multiprocessors) // outputs)) for waves in (0.5, 1, 2)}):
         yield replace(tile, split=split)
         if split > 1:

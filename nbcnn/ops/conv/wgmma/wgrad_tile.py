@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.cost import Work
-from nbcnn.ops.conv.frame.wgrad import OverPixels
+from nbcnn.ops.conv.frame.wgrad import OverPixels, most_parts
 from nbcnn.ops.conv.wgmma.split import PRODUCTS, SPLIT_BYTES
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.kernel.loops import ceil_div
@@ -176,6 +176,6 @@ def candidates(g: Correlation, precision: str, target: Target) -> Iterator[Pixel
         if tile.planes_in_memory > 1 and (g.C % 8 or g.K % 8):
             continue  # pixels of planes would not start at whole 16 bytes
         outputs = tile.row_tiles(g) * tile.column_tiles(g)
-        most = min(MOST_SPLIT, tile.pixel_steps(g))
+        most = most_parts(g.K * g.taps * g.C, tile.pixel_steps(g), MOST_SPLIT)
         for split in sorted({1, *(min(most, max(1, int(waves * target.multiprocessors) // outputs)) for waves in (0.5, 1, 2, 3, 4))}):
             yield replace(tile, split=split)
