@@ -85,6 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the three; ends with the exit code of the first that fails. Several ranks (`nbcnn launch`) run each of them together."""
     words = list(sys.argv[1:] if argv is None else argv)
     made = parser()
+    if unwritable := [word for word in words if not paths.is_text(word)]:
+        made.error(f"{os.fsencode(unwritable[0])!r} is no UTF-8, and pipeline.json has the words of the command: name it otherwise")
     own, rest = made.parse_known_args(words)
     from nbcnn.cli import train_flags
 

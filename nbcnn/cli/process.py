@@ -94,7 +94,8 @@ def _lasting(number: int, stream: Any) -> Any:
         return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", "\n")
     stream.flush()
     buffer: Any = raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw)  # raw: PYTHONUNBUFFERED
-    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, "\n", stream.line_buffering, stream.write_through)
+    errors = "surrogateescape" if stream.errors == "strict" else stream.errors  # names of files may be any bytes
+    return io.TextIOWrapper(buffer, stream.encoding, errors, "\n", stream.line_buffering, stream.write_through)
 
 
 def _leave(number: int, _: FrameType | None) -> None:

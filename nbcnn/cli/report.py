@@ -62,7 +62,7 @@ def _report(flags: SimpleNamespace) -> int:
     text, missing = report(source)
     path = flags.out or (source.run.path / "report.html" if source.run else Path(f"{flags.target.stem}.html"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = text.encode()
+    content = text.encode(errors="backslashreplace")  # names of files may be any bytes
     atomic.replace_bytes(path, content)
     if flags.json:
         print(json.dumps({"report": str(path), "bytes": len(content), "missing": [vars(each) for each in missing]}))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from nbcnn.files.errors import Whole
+from nbcnn.files import document
+from nbcnn.files.errors import UsageError, Whole
 
 Log = Callable[[str], None]
 """Takes one message for people; it may hold several lines."""
@@ -39,6 +41,15 @@ class DataCorrupt(Whole, DataError):
         self.offset = offset
 
 
+def _check_names(classes: tuple[str, ...] | None) -> None:
+    """Raise DataError for a name of a class that no file could hold: not UTF-8, as folders out of old zip files are, or with a zero character."""
+    for name in classes or ():
+        try:
+            document.readable(json.dumps(name), "the name of a class")
+        except UsageError as error:
+            raise DataError(f"{error}. Rename the class (the folder of its images) in UTF-8") from None
+
+
 VOID = 255
 """The value of a mask's pixel that is of no class: it is neither trained on nor counted, as in PASCAL VOC and Cityscapes."""
 
@@ -55,6 +66,7 @@ class Masks:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        _check_names(self.classes)
         if not 2 <= len(self.classes) <= VOID:
             raise ValueError(f"masks need 2 to {VOID} classes, got {len(self.classes)}")
         for split, masks in (("training", self.train), ("test", self.test)):
@@ -94,6 +106,7 @@ class Dataset:
     masks: Masks | None = None
 
     def __post_init__(self) -> None:
+        _check_names(self.classes)
         if self.train_images.shape[1:] != self.test_images.shape[1:]:
             raise ValueError(f"{self.name}: training images are {self.train_images.shape[1:]}, test images {self.test_images.shape[1:]}")
         if self.train_images.dtype != self.test_images.dtype:

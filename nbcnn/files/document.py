@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.files import regular
+from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import brief, quoted
 
 LARGEST = 1 << 26
@@ -72,6 +73,15 @@ def parse(content: bytes | str, where: str) -> Any:
                 below += value.values() if isinstance(value, dict) else ()
         level, above = below, above + 1
     return found
+
+
+def readable(text: str, where: str) -> str:
+    """`text`, a document that is about to be written. Raises UsageError if `parse` would not take it: what is written must be read again."""
+    try:
+        parse(text, where)
+    except DocumentError as error:
+        raise UsageError(f"{error}: it could never be read again") from None
+    return text
 
 
 def _too_deep(where: str) -> str:

@@ -151,8 +151,9 @@ def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
 
 
 def dumps(layers: Sequence[Any], input_shape: Sequence[int], **more: Any) -> str:
-    """A network as one string, for the metadata of a file; `more` as in FORM."""
-    return json.dumps({"layers": as_data(layers), "input_shape": list(input_shape)} | wiring(layers) | more)
+    """A network as one string, for the metadata of a file; `more` as in FORM. Raises UsageError for what `loads` could not read again."""
+    text = json.dumps({"layers": as_data(layers), "input_shape": list(input_shape)} | wiring(layers) | more)
+    return document.readable(text, "the network")
 
 
 def loads(text: str, where: str, more: Sequence[type] = ()) -> dict[str, Any]:

@@ -113,11 +113,12 @@ class RunFolder:
             raise OSError(error.errno, f"cannot write the run folder ({error.strerror}); choose another with {flag}", str(self.path)) from None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write config.json, in a new folder if need be."""
+        """Write config.json, in a new folder if need be. Raises UsageError for what could not be read again."""
         self.path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        # The command may name files in bytes that are no UTF-8, which Python holds as lone surrogates: as \udcff they are JSON again.
-        atomic.replace_bytes(self.config_path, text.encode(errors="backslashreplace"))
+        # A command may name files in bytes that are no UTF-8, which no document holds.
+        words = {"command": [os.fsencode(word).decode(errors="backslashreplace") for word in config["command"]]} if "command" in config else {}
+        text = json.dumps({**config, **words}, indent=2, ensure_ascii=False) + "\n"
+        atomic.replace_bytes(self.config_path, document.readable(text, str(self.config_path)).encode())
         self._config = dict(config)
 
     def amend_config(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

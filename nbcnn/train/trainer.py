@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files import document
 from nbcnn.files.atomic import DiskFull
 from nbcnn.files.errors import UsageError, Whole
 from nbcnn.files.quote import brief
@@ -128,6 +129,7 @@ class Trainer:
         self._scores, self._scored = scores if team.leads else None, dict[str, float]()
         self.notes = dict(notes or {})
         self.identity = {**(identity or {}), "epochs": str(self.epochs), "steps_per_epoch": str(session.steps_per_epoch)}
+        document.readable(json.dumps(self.notes | self.identity), "what the checkpoints say of this run")
         self.step = 0
         self.rows: list[Row] = []
         # What would take longer with every epoch if it were made of all rows: their digest and their least loss.

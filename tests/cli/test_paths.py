@@ -79,7 +79,7 @@ def words(command, given):
         if action.option_strings:
             line += [name, given[name]] if name in given else []
         else:
-            line.append(given.get(name, f"nowhere/{action.dest}"))
+            line.append(given.get(name, spelt(argument, Path(f"nowhere/{action.dest}"))))
     return made, line
 
 
