@@ -1,6 +1,7 @@
 """Image files as arrays, decoded by Pillow: of `folder:PATH`, of `nbcnn predict` and of `nbcnn extract --images` alike.
 
-What becomes of an image: turned as its EXIF data say; several frames: the first; 16 bits: rounded to 8 (v/257); transparent parts: on white, where
+What becomes of an image: turned as its EXIF data say; several frames: the first; 16 bits of grey: rounded to 8 (v/257), of
+colours the upper 8, as Pillow decodes them; transparent parts: on white, where
 four channels are not wanted; with a size scaled until it covers that, then cut at the centre, so that nothing is stretched.
 
 Files may be anybody's: they must be regular ones, of the formats that `SUFFIXES` name (Pillow would start an interpreter of PostScript for another),
@@ -68,12 +69,20 @@ class _Room:
 _ROOM = _Room()
 
 
+_TIFF_SIZE = (256, 257)
+"""Tags of the width and the height of a TIFF image as it is stored."""
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """The image in a file, as Pillow has it before it is decoded. Raises what Pillow does, and OSError for what is no regular file."""
     from PIL import Image
 
     with regular.opened(path) as file, Image.open(file, formats=FORMATS) as image:
+        if image.format == "TIFF":
+            # Newer versions of Pillow open a TIFF file that lies on its side with the size that it has upright, and decode plain pixels by it.
+            tags: Any = getattr(image, "tag_v2", {})
+            image._size = (tags.get(_TIFF_SIZE[0], image.width), tags.get(_TIFF_SIZE[1], image.height))
         yield image
 
 

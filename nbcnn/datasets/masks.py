@@ -3,8 +3,8 @@
     PATH/images/a.jpg, PATH/masks/a.png          the mask of an image has its name, below masks/ as below images/, whatever the suffix
     PATH/classes.txt                             names of the classes, one a line, from class 0 on; without it the classes are called by number
 
-A mask is grey (8 or 16 bits), black and white, or of palette colours, of which the index counts. 255 is no class (`dataset.VOID`), but where masks
-hold nothing else than 0 and 255: that is class 1 of two, as usual for figure and ground. Where the images are scaled and cut, so are the masks,
+A mask is grey (2, 4, 8 or 16 bits), black and white, or of palette colours, of which the index counts. 255 is no class (`dataset.VOID`), but where
+masks hold nothing else than 0 and 255: that is class 1 of two, as usual for figure and ground. Where the images are scaled and cut, so are the masks,
 each pixel by its nearest neighbour: a class between two classes means nothing.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,7 @@ def read(path: Path, expected: tuple[int, int], fit: tuple[int, int] | None = No
             raise ValueError("a JPEG file does not keep the values of its pixels, which are classes here; save masks as PNG")
         if opened.mode not in _MODES:
             raise ValueError(f"a pixel of a mask is one number, its class; this image is {opened.mode}, save it as grey or with a palette")
+        step = _step(opened)
         with image_files.decoding(opened):
             image = ImageOps.exif_transpose(opened)
             size = (image.height, image.width)
@@ -56,7 +58,13 @@ def read(path: Path, expected: tuple[int, int], fit: tuple[int, int] | None = No
         return values.astype(np.uint8) * np.uint8(VOID)
     if values.min() < 0 or values.max() > VOID:
         raise ValueError(f"its values go from {values.min()} to {values.max()}; classes are 0 to {VOID - 1}, and {VOID} is none")
-    return values.astype(np.uint8)
+    return values.astype(np.uint8) // np.uint8(step)
+
+
+def _step(image: Any) -> int:
+    """What Pillow multiplies the values of an image by that is not decoded yet: grey of 2 and 4 bits is stretched to 0 … 255."""
+    how = image.tile[0][3] if image.tile else ""
+    return {"L;2": 85, "L;4": 17}.get(how if isinstance(how, str) else str(how[0]) if how else "", 1)
 
 
 DISTINCT = (
@@ -106,7 +114,7 @@ def names_in(folder: Path) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     try:
-        names = tuple(printable(line.strip(), "") for line in regular.read(path, LONGEST).decode().splitlines() if line.strip())
+        names = tuple(printable(line.strip(), "") for line in regular.read(path, LONGEST).decode("utf-8-sig").splitlines() if line.strip())
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no text: {brief(error)}. It needs the name of a class in each line") from None
     if len(set(names)) < len(names) or not 2 <= len(names) <= VOID:

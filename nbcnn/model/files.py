@@ -185,9 +185,20 @@ def load_weights(net: Net, path: Path, partial: bool) -> Loaded:
     return take(net, given, partial, str(saved.path))
 
 
+def _single(name: str, tensor: np.ndarray, source: str) -> np.ndarray:
+    """A tensor of float64 as float32; others as they are. Raises CheckpointError for a number that is too large."""
+    if tensor.dtype != np.float64:
+        return tensor
+    with np.errstate(over="ignore"):
+        made = tensor.astype(np.float32)
+    if not np.isfinite(made).all():
+        raise CheckpointError(f"{source}: {quoted(name)} is float64 and holds a number that is no finite float32")
+    return made
+
+
 def take(net: Net, tensors: Mapping[str, np.ndarray], partial: bool, source: str) -> Loaded:
     """Give `net` the tensors that fit; `source` says where they are from. Raises CheckpointError as `Model.load_weights`."""
-    given, own = {name: tensor for name, tensor in tensors.items() if not name.endswith(COUNTERS)}, net.params.as_dict()
+    given, own = {name: _single(name, tensor, source) for name, tensor in tensors.items() if not name.endswith(COUNTERS)}, net.params.as_dict()
     other = tuple(name for name in own if name in given and (given[name].shape != own[name].shape or given[name].dtype != own[name].dtype))
     taken = tuple(name for name in own if name in given and name not in other)
     result = Loaded(taken, tuple(name for name in own if name not in given), tuple(name for name in given if name not in own), other)

@@ -138,6 +138,7 @@ class EvoNormB0(_EvoNorm):
 
     def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
         n, c, *_ = self.check(x, scope)
+        several_values(tape, x, scope)
         gamma, beta, v = self.weights(tape, scope)
         running = tape.state(scope, "running", (c,))
         ins = [x, gamma, beta, v, running]
@@ -170,6 +171,16 @@ class EvoNormB0(_EvoNorm):
             return dx
 
         return forward, backward
+
+
+def several_values(tape: Tape, x: Buf, scope: str) -> None:
+    """Raise ShapeError where statistics of a training step would be of one value a channel: a variance of it is 0, and its gradient nothing."""
+    n, _, h, w = x.shape
+    if tape.training and tape.sync is None and n * h * w == 1:
+        raise ShapeError(
+            f"{scope} normalises over the examples of a batch, and here a batch is one example of one pixel (its input is {x.shape}): "
+            "choose a batch size that leaves no single example over, or another norm"
+        )
 
 
 def no_backward(dy: Buf) -> Buf:
@@ -263,6 +274,7 @@ class BatchNorm2d(_Norm):
         that of `other`.
         """
         self.check(x, scope)
+        several_values(tape, x, scope)
         affine, running, others = self.affine_of(tape, scope), self.running(tape, scope), [] if other is None else [other]
         y = tape.temp(f"{scope}.y", x.shape)
         if not tape.training:

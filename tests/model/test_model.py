@@ -657,3 +657,19 @@ def test_fit_says_the_range_of_the_numbers_and_other_ranges_are_warned_of(capsys
         of_bytes.predict(data.astype(np.float32) / 255)
         of_bytes.predict(data.astype(np.int64))
         of_bytes.predict(data.astype(bool))
+
+
+def test_weights_in_float64_are_taken(tmp_path):
+    """Another program's file; a number that is no float32 is refused."""
+    from nbcnn.train.checkpoint import CheckpointError, save
+
+    model = nbcnn.Model([nbcnn.Linear(2)], mode="cpu").build((3,))
+    wide = {"linear1.weight": np.arange(6.0).reshape(2, 3) / 3, "linear1.bias": np.array([0.5, -1.5])}
+    save(tmp_path / "wide.safetensors", wide, {})
+    assert not model.load_weights(tmp_path / "wide.safetensors").other_shape
+    for name, value in wide.items():
+        np.testing.assert_array_equal(model.weights()[name], value.astype(np.float32))
+    save(tmp_path / "large.safetensors", wide | {"linear1.bias": np.array([1e300, 0])}, {})
+    with pytest.raises(CheckpointError):
+        model.load_weights(tmp_path / "large.safetensors")
+    np.testing.assert_array_equal(model.weights()["linear1.bias"], [0.5, -1.5])

@@ -19,6 +19,15 @@ def test_steps_fall_at_the_ends_of_epochs():
     np.testing.assert_allclose(ramp[:4], [0.8 / 3, 1.6 / 3, 0.8, 0.8], rtol=1e-6)
 
 
+def test_decays_come_at_the_step_that_fractions_say():
+    """every = 1.1 of 10 steps an epoch is 11 steps; 1.1 · 10 is a little more in float64. Against exact fractions of what is written."""
+    for tenths in range(1, 60):
+        for per_epoch in (1, 3, 7, 10, 20, 25, 30):
+            rates = nbcnn.StepDecay(1.0, every=tenths / 10, gamma=0.5).rates(steps=70, steps_per_epoch=per_epoch)
+            exact = [0.5 ** (10 * at // (tenths * per_epoch)) for at in range(70)]
+            np.testing.assert_array_equal(rates, np.float32(exact), err_msg=f"{tenths} {per_epoch}")
+
+
 def test_one_cycle_is_two_half_cosines():
     steps, rise, top = 40, 0.25, 0.25 * 40 - 1
     rates = nbcnn.OneCycle(0.5, rise=rise, div=10, final_div=100).rates(steps, 8)

@@ -322,3 +322,15 @@ def test_only_a_sum_of_two_values_that_nobody_else_reads_is_fused(fusing_cpu):
         assert [type(node.layer) for node in fuse_nodes(Graph.of(x, summed).sized().wired(), ops).nodes] == wanted
     with pytest.raises(ShapeError, match="takes two or more values of one shape"):
         Net(Graph.of(x, ReLU()(BatchNorm2d()(Conv2d(4, 1)(x)) + x), MSE()), SHAPE, mode="cpu")
+
+
+@pytest.mark.parametrize("norm", [nbcnn.BatchNorm2d(), nbcnn.EvoNormB0()], ids=str)
+def test_a_batch_of_one_value_a_channel_is_refused(norm):
+    """Its variance is 0, so what the layer makes is the bias alone; PyTorch refuses it, too. Predictions and batches of two are not concerned."""
+    layers = [nbcnn.Reshape((3, 1, 1)), norm, nbcnn.Flatten(), nbcnn.Linear(2)]
+    x, y = np.zeros((5, 3), np.uint8), [0, 1, 0, 1, 0]
+    model = nbcnn.Model(layers, "cross_entropy", mode="cpu")
+    with pytest.raises(ShapeError, match="a batch is one example of one pixel"):
+        model.fit(x, y, batch_size=4, verbose=0)
+    model.fit(x, y, batch_size=3, verbose=0)
+    assert model.predict(x[:1]).shape == (1, 2)
