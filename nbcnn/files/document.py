@@ -40,7 +40,7 @@ class Named(dict[str, Any]):
 def load(path: Path) -> Any:
     """The document in the file `path`. Raises OSError if it cannot be read, DocumentError if it is none."""
     with regular.opened(path) as file:
-        return parse(file.read(LARGEST + 1), str(path))
+        return parse(file.read(min(LARGEST + 1, regular.size(file))), str(path))
 
 
 def parse(content: bytes | str, where: str) -> Any:

@@ -26,6 +26,11 @@ def quoted(value: Any) -> str:
     return _cut(text, QUOTED)
 
 
+def word(text: str | bytes) -> str:
+    """A name as it is, if it is short and can be printed; else `quoted`. Bytes are what protobuf has for text that is no UTF-8."""
+    return text if isinstance(text, str) and text and len(text) <= QUOTED and text.isprintable() else quoted(text)
+
+
 def brief(error: object) -> str:
     """The words of an error, or another text, in one line of at most 200 characters, all of them printable."""
     try:

@@ -35,4 +35,5 @@ def read(path: Path | str, most: int | None = None) -> bytes:
     with opened(path) as file:
         if most is not None and size(file) > most:
             raise OSError(errno.EFBIG, f"it has {size(file):,} bytes, and at most {most:,} are read", str(path))
-        return file.read() if most is None else file.read(most)
+        # As many as are asked for are allocated at once.
+        return file.read(size(file))

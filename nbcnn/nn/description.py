@@ -18,7 +18,7 @@ import numpy as np
 
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import QUOTED, brief, quoted
+from nbcnn.files.quote import brief, quoted, word
 from nbcnn.nn import activations, corruption, joins, losses, maps, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.graphs import Graph
@@ -94,7 +94,7 @@ def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
             raise DescriptionError(f"layer {at} is no object with the name of a layer under 'layer'")
         name, values = item["layer"], {key: value for key, value in item.items() if key != "layer"}
         if name not in known:
-            shown = name if name.isidentifier() and len(name) <= QUOTED else quoted(name)
+            shown = word(name)
             advice = f"give its class, as in nbcnn.load(path, layers=[{shown}]), or import the file that declares it first"
             raise DescriptionError(f"layer {at} is a {shown}, which nbcnn does not have: {advice}")
         try:

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbcnn.files.errors import Whole
+from nbcnn.files.quote import printable
+
+SHOWN, LONGEST = 50, 600
+"""Reasons that a message lists, and characters of each."""
 
 
 class OnnxError(Exception):
@@ -15,11 +19,12 @@ class OnnxError(Exception):
 
 
 class UnsupportedNodes(Whole, OnnxError):
-    """Nodes of a file, or layers of a model, that the other side has nothing for; `reasons` has a line for each."""
+    """Nodes of a file, or layers of a model, that the other side has nothing for; `reasons` has a line for each, the message some of them."""
 
     def __init__(self, what: str, reasons: list[str]) -> None:
         self.reasons = reasons
-        super().__init__("\n  ".join((what, *reasons)))
+        more = [f"and {len(reasons) - SHOWN:,} more"] if len(reasons) > SHOWN else []
+        super().__init__("\n  ".join((what, *(printable(each)[:LONGEST] for each in reasons[:SHOWN]), *more)))
 
 
 class OnnxMissing(Exception):

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.files.quote import quoted
+from nbcnn.files import regular
+from nbcnn.files.quote import brief, quoted, word
 from nbcnn.onnx.errors import OnnxError, onnx_package
 
 OPSETS = range(7, 29)
@@ -59,11 +60,9 @@ def read(source: Path | str | bytes | Any) -> File:
 
 def _bytes(path: Path) -> bytes:
     try:
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             raise OnnxError(f"there is no file {path}")
-        if path.stat().st_size > _LARGEST:
-            raise OnnxError(f"{path} has {path.stat().st_size:,} bytes, more than the {_LARGEST:,} of a protobuf message: no ONNX file")
-        return path.read_bytes()
+        return regular.read(path, _LARGEST)
     except OSError as error:
         raise OnnxError(f"{path} cannot be read ({error.strerror})") from None
 
@@ -75,7 +74,7 @@ def _parsed(onnx: Any, content: bytes, name: str) -> Any:
     try:
         read = model.ParseFromString(content)
     except (DecodeError, RecursionError, ValueError) as error:
-        raise OnnxError(f"{name}: no ONNX file, or a truncated one ({error})") from None
+        raise OnnxError(f"{name}: no ONNX file, or a truncated one ({brief(error)})") from None
     if not content or read not in (None, len(content)):
         raise OnnxError(f"{name}: no ONNX file, or a truncated one ({len(content):,} bytes)")
     return model
@@ -144,7 +143,7 @@ def _check_names(graph: Any) -> None:
 
 def label(node: Any, at: int) -> str:
     """How messages call a node."""
-    return f"{node.op_type} {quoted(node.name)}" if node.name else f"{node.op_type} (node {at + 1})"
+    return f"{word(node.op_type)} {quoted(node.name)}" if node.name else f"{word(node.op_type)} (node {at + 1})"
 
 
 def array(tensor: Any, folder: Path | None = None) -> np.ndarray:
@@ -209,17 +208,31 @@ def _external(tensor: Any, folder: Path | None, what: str) -> bytes:
         raise OnnxError(f"{what} is in the file {quoted(location)}, which is not there")
     if offset < 0 or length < 0 or offset + length > size:
         raise OnnxError(f"{what} is at bytes {offset:,} to {offset + length:,} of {quoted(location)}, which has {size:,}")
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(length)
+    try:
+        with regular.opened(path) as file:
+            file.seek(offset)
+            return file.read(length)
+    except OSError as error:
+        raise OnnxError(f"{what} is in the file {quoted(location)}, which cannot be read ({error.strerror})") from None
 
 
 def initialisers(file: File) -> Iterator[tuple[str, np.ndarray]]:
-    """The names and values of all initialisers. Raises OnnxError."""
+    """The names and values of all initialisers that are read; those of the same bytes of another file share them. Raises OnnxError."""
     if file.graph.sparse_initializer:
         raise OnnxError(f"{file.name}: sparse initialisers are not taken ({quoted(file.graph.sparse_initializer[0].values.name)})")
+    read = {name for node in file.graph.node for name in node.input} | {each.name for each in file.graph.output}
+    outside: dict[tuple[Any, ...], np.ndarray] = {}
     for tensor in file.graph.initializer:
+        if tensor.name not in read:
+            continue
+        place = (tensor.data_type, *tensor.dims, *((entry.key, entry.value) for entry in tensor.external_data))
         try:
-            yield tensor.name, array(tensor, file.folder)
+            if place not in outside:
+                made = array(tensor, file.folder)
+                if not tensor.external_data:
+                    yield tensor.name, made
+                    continue
+                outside[place] = made
+            yield tensor.name, outside[place]
         except OnnxError as error:
             raise OnnxError(f"{file.name}: {error}") from None

@@ -5,7 +5,6 @@ A node that cannot be taken does not end the walk: what reads it is left out, an
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from nbcnn.datasets.arrays import Form, Forms
+from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import quoted
+from nbcnn.files.quote import brief, quoted, word
 from nbcnn.model.network import Model
 from nbcnn.nn import description
 from nbcnn.nn.activations import LogSoftmax, Scale, Softmax
@@ -36,6 +36,7 @@ from nbcnn.plan.graph import ShapeError
 from nbcnn.plan.shapes import numel
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+_KNOWN = frozenset((*OPS, *FOLDED, *LOSSES, ERF))
 NOTES = {"classes": (None, [str]), "forms": [{"scale": (None, [float]), "channels_last": bool}]}
 """What `to_onnx` writes into the metadata of a file, beside the loss."""
 
@@ -117,14 +118,12 @@ def _learn(model: Model, notes: Mapping[str, Any], shapes: Sequence[Dims]) -> No
 
 def _notes(file: File, inputs: int) -> dict[str, Any]:
     """What `to_onnx` wrote beside the graph: loss, classes, forms of examples. Raises OnnxError for notes that it cannot have written."""
-    from nbcnn.files import document
-
     said = noted(file.model)
     made: dict[str, Any] = {}
     try:
         for key, form in NOTES.items():
             if key in said:
-                made[key] = json.loads(said[key])
+                made[key] = document.parse(said[key], f"nbcnn.{key}")
                 document.fits(made[key], form, f"nbcnn.{key}")
         if "forms" in made:
             made["forms"] = [
@@ -134,9 +133,9 @@ def _notes(file: File, inputs: int) -> dict[str, Any]:
             if len(made["forms"]) != inputs:
                 raise OnnxError(f"{file.name}: the note nbcnn.forms is of {len(made['forms'])} inputs, and there are {inputs}")
         if "loss" in said:
-            made["loss"] = description.from_data(json.loads(said["loss"]))[0]
+            made["loss"] = description.from_data(document.parse(said["loss"], "nbcnn.loss"))[0]
     except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
-        raise OnnxError(f"{file.name}: a note of nbcnn in its metadata is damaged ({error})") from None
+        raise OnnxError(f"{file.name}: a note of nbcnn in its metadata is damaged ({brief(error)})") from None
     return made
 
 
@@ -226,7 +225,7 @@ class _Walk:
         """A line for each kind of reason, with the nodes that have it. The number of examples, which stands for any, is called N."""
         kinds: dict[tuple[str, str], list[str]] = {}
         for called, op, why in self._reasons:
-            said = re.sub(r"\d{10,}", lambda found: _examples(int(found[0])), why)
+            said = re.sub(r"\d{10,40}", lambda found: _examples(int(found[0])), why)
             kinds.setdefault((op, said), []).append(called)
         lines = list[str]()
         for (op, why), places in kinds.items():
@@ -238,14 +237,14 @@ class _Walk:
         """Compute a node's outputs, or say why not."""
         operands = [self._values[name] if name else None for name in node.input]
         try:
-            if node.domain not in ("", "ai.onnx") or node.op_type not in {*OPS, *FOLDED, *LOSSES, ERF}:
+            if node.domain not in ("", "ai.onnx") or node.op_type not in _KNOWN:
                 raise Unsupported(f"there is nothing for the op {quoted(f'{node.domain}.{node.op_type}'.lstrip('.'))}")
             if any(each is _LEFT for each in operands):
                 made: Sequence[Any] = [_LEFT] * len(node.output)
             else:
                 made = self._made(node, operands)
         except (Unsupported, OnnxError, UsageError, ShapeError) as error:
-            self._reasons.append((called, node.op_type, str(error)))
+            self._reasons.append((called, word(node.op_type), str(error)))
             made = [_LEFT] * len(node.output)
         self._values.update({name: each for name, each in zip(node.output, made, strict=False) if name})
 

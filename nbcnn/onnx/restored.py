@@ -7,12 +7,12 @@ are they taken. Else the nodes are read like those of any other program.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
 from nbcnn.datasets.normalisation import Normalisation
+from nbcnn.files import document
 from nbcnn.files.errors import UsageError
 from nbcnn.model.network import Model
 from nbcnn.nn import description
@@ -31,8 +31,8 @@ def trained(file: File) -> set[str] | None:
     if said is None:
         return None
     try:
-        names = json.loads(said)
-    except (ValueError, RecursionError):
+        names = document.parse(said, f"nbcnn.{TRAINED}")
+    except document.DocumentError:
         names = None
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise OnnxError(f"{file.name}: the note nbcnn.{TRAINED} is no list of names")
@@ -56,7 +56,17 @@ def restored(file: File, loss: Any, mode: str, precision: str | None) -> Model |
         model = Model(layers, loss=loss, mode=mode, precision=precision, normalisation=normal).build(shape)
         model.net.params.load_dict({name: np.asarray(known[name], np.float32).reshape(each.shape) for name, each in wanted.items()})
         again = exported(model)
-    except (description.DescriptionError, UsageError, UnsupportedNodes, ShapeError, ValueError, RecursionError):
+    except (
+        description.DescriptionError,
+        UsageError,
+        UnsupportedNodes,
+        ShapeError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+    ):
         return None
     graphs = file.graph, again.graph
     same = all(list(one) == list(other) for one, other in zip(*[(each.node, each.initializer) for each in graphs], strict=True))

@@ -165,13 +165,13 @@ class Sheet:
             if main.node:
                 wanted.setdefault(id(main.layer), main.node)
         clean = {key: re.sub(r"[^\w./:-]+", "_", name).strip("/.") for key, name in wanted.items()}
-        made, taken = list[str](), set[str]()
+        made, taken, kept = list[str](), set[str](), set(clean.values())
         numbers: dict[str, int] = {}
         for layer in layers:
             name = clean.get(id(layer), "")
             if not name or name in taken:
                 # A name of kind and number must not be one that a later layer is to have.
-                while not name or name in taken or name in clean.values():
+                while not name or name in taken or name in kept:
                     numbers[layer.kind] = numbers.get(layer.kind, 0) + 1
                     name = f"{layer.kind}{numbers[layer.kind]}"
             taken.add(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from nbcnn.plan.graph import Buf, Planned, Step
@@ -60,20 +61,53 @@ def plan_arena(planned: Sequence[Planned]) -> tuple[dict[Buf, int], int]:
     allocation; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
     """
     spans, beside = _places(planned)
-    placed: list[tuple[int, int, Buf]] = []
-    offsets: dict[Buf, int] = {}
+    placed, offsets, top = _Placed(len(planned) + 1), dict[Buf, int](), 0
     for buf in sorted(spans, key=lambda b: (-b.nbytes, spans[b][0])):
-        first, last = spans[buf]
         at = 0
-        for start, end, other in placed:
-            overlaps = spans[other][0] <= last and first <= spans[other][1]
-            if overlaps and start < at + buf.nbytes and at < end:
+        for start, end in placed.during(*spans[buf]):
+            if start < at + buf.nbytes and at < end:
                 at = align(end, ALIGNMENT)
-        offsets[buf] = at
-        placed.append((at, at + max(buf.nbytes, 1), buf))
-        placed.sort(key=lambda entry: entry[0])
+        offsets[buf], end = at, at + max(buf.nbytes, 1)
+        placed.add(at, end, *spans[buf])
+        top = max(top, end)
     offsets |= {buf: offsets[largest] for buf, largest in beside.items()}
-    return offsets, align(max((end for _, end, _ in placed), default=0), ALIGNMENT)
+    return offsets, align(top, ALIGNMENT)
+
+
+class _Placed:
+    """The places that are taken, found by the steps during which they are: in time that grows with what is found, not with all that is placed."""
+
+    def __init__(self, steps: int) -> None:
+        self._leaves = max(1, steps)
+        # A place stands at the nodes of a binary tree over the steps that together cover its life, so a step finds it on its way to the root.
+        self._covering: list[list[int]] = [[] for _ in range(2 * self._leaves)]
+        self._begins: list[tuple[int, int]] = []  # (first step, number), sorted
+        self._places: list[tuple[int, int]] = []
+
+    def add(self, start: int, end: int, first: int, last: int) -> None:
+        """Take the bytes `start` to `end` during the steps `first` to `last`."""
+        number = len(self._places)
+        self._places.append((start, end))
+        insort(self._begins, (first, number))
+        low, high = first + self._leaves, last + self._leaves + 1
+        while low < high:
+            if low & 1:
+                self._covering[low].append(number)
+                low += 1
+            if high & 1:
+                high -= 1
+                self._covering[high].append(number)
+            low, high = low >> 1, high >> 1
+
+    def during(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The (start, end) of all that is taken at one of the steps `first` to `last`, by their starts."""
+        found, node = list[int](), first + self._leaves
+        while node:
+            found += self._covering[node]
+            node >>= 1
+        begins = self._begins
+        found += [number for _, number in begins[bisect_left(begins, (first + 1, -1)) : bisect_left(begins, (last + 1, -1))]]
+        return [self._places[number] for number in sorted(found, key=lambda number: (self._places[number][0], number))]
 
 
 def _places(planned: Sequence[Planned]) -> tuple[dict[Buf, tuple[int, int]], dict[Buf, Buf]]:

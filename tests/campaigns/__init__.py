@@ -11,6 +11,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "checkpoints",
     "files",
     "kills",
+    "mutants",
     "signals",
     "store",
     "strangers",

@@ -38,6 +38,7 @@ from nbcnn.train import checkpoint
 sys.path.append(str(Path(__file__).parents[1]))
 from scripts import exits
 
+from .checkpoints import small
 from .damage import damaged, damaged_json
 from .files import extract_run, make_features, make_run, outcome, read_values, sentence
 
@@ -718,10 +719,16 @@ def mutate_json(pick: Random, path: Path) -> None:
 
 
 def make_config(folder: Path) -> None:
-    make_run(folder)
+    with small():
+        make_run(folder)
     for path in (folder / "run").iterdir():
         if path.name not in ("config.json", "metrics.jsonl", checkpoint.LAST):
             path.unlink()
+
+
+def read_config(folder: Path) -> int:
+    with small():
+        return extract_run(folder)
 
 
 def mutate_config(pick: Random, path: Path) -> None:
@@ -736,6 +743,6 @@ FORMATS: dict[str, Format] = {
     "saved network": Format(make_saved, read_saved, mutate_sealed),
     "classifier": Format(make_classifier, read_classifier, mutate_sealed),
     "images": Format(make_images, read_images, mutate_image),
-    "config": Format(make_config, extract_run, mutate_config),
+    "config": Format(make_config, read_config, mutate_config),
     "features": Format(make_features, read_values, mutate_json),
 }

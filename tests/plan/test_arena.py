@@ -13,6 +13,7 @@ from nbcnn.nn.activations import LeakyReLU, ReLU, Swish
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
+from nbcnn.plan import arena
 from nbcnn.plan.arena import ALIGNMENT, plan_arena
 from nbcnn.plan.graph import Buf, Resolution, Step, Tape, drop_dead, named, trace
 from nbcnn.plan.graph import Planned as Item
@@ -85,6 +86,24 @@ def tapes(draw):
         nbytes = draw(st.sampled_from([0, 0, 1, 257, 4096]))
         items.append(Item(step, Resolution(None, "test"), Buf("scratch", (nbytes,), "uint8") if nbytes else None, None, side))
     return items
+
+
+@PROPERTY
+@given(tapes())
+def test_places_are_those_of_looking_at_all_that_is_placed(items):
+    """Largest first, at the lowest offset that none of those alive at the same time has: found by the tree as by looking at each of them."""
+    spans, beside = arena._places(items)
+    placed, wanted = [], {}
+    for buf in sorted(spans, key=lambda each: (-each.nbytes, spans[each][0])):
+        at = 0
+        for start, end, other in placed:
+            alive = spans[other][0] <= spans[buf][1] and spans[buf][0] <= spans[other][1]
+            if alive and start < at + buf.nbytes and at < end:
+                at = arena.align(end, arena.ALIGNMENT)
+        wanted[buf] = at
+        placed = sorted([*placed, (at, at + max(buf.nbytes, 1), buf)], key=lambda entry: entry[0])
+    wanted |= {buf: wanted[largest] for buf, largest in beside.items()}
+    assert plan_arena(items)[0] == wanted
 
 
 @PROPERTY
