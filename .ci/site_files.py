@@ -62,7 +62,10 @@ def on_files(files: Files, config: Any) -> Files:
     docs = Path(config.docs_dir).resolve()
     files.append(File.generated(config, _COLOURS, content=HtmlFormatter(style="friendly").get_style_defs(".highlight")))
     for notebook in sorted(docs.glob("notebooks/*.ipynb")):
-        text, _ = nbconvert.MarkdownExporter().from_filename(str(notebook))
+        text, more = nbconvert.MarkdownExporter().from_filename(str(notebook))
+        for name, content in more["outputs"].items():  # pictures, which every notebook numbers from its first cell
+            text = text.replace(f"({name})", f"({notebook.stem}-{name})")
+            files.append(File.generated(config, f"notebooks/{notebook.stem}-{name}", content=content))
         title, _, rest = text.lstrip().partition("\n")
         download = f'<a href="{notebook.name}" download>This page as a notebook</a>'
         files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=f"{title}\n\n{download}\n{rest}"))

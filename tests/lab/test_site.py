@@ -75,6 +75,15 @@ def test_a_page_of_the_reference_can_be_read(site, name):
     assert not columns, "a table of arguments that is a paragraph"
 
 
+def test_the_notebooks_show_their_pictures(site):
+    for name in ("first-training", "own-images"):
+        text = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+        pictures = re.findall(r'<img[^>]*src="([^"]+\.png)"', text)
+        assert len(pictures) >= 2
+        for picture in pictures:
+            assert (site / "notebooks" / picture).read_bytes().startswith(b"\x89PNG")
+
+
 def test_code_has_colours_and_the_readme_is_a_page(site):
     text = (site / "reference" / "nbcnn.html").read_text(encoding="utf-8")
     sheet = re.search(r'href="([^"]*pygments\.css)"', text)
