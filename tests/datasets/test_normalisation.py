@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import nbcnn
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
@@ -75,3 +76,15 @@ def test_an_augmentation_must_fit_the_images():
     ):
         with pytest.raises(UsageError, match=message):
             Augment.parse(text).check(shape)
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [((1e38,), (1.0,)), ((0.0,), (1e38,)), ((0.0,), (1e-44,)), ((float("nan"),), (1.0,))])
+def test_numbers_that_leave_no_float32_are_refused(mean, deviation):
+    with pytest.raises(nbcnn.UsageError, match="within float32"):
+        nbcnn.Normalisation(mean, deviation)
+
+
+@pytest.mark.parametrize("make", [lambda: nbcnn.WhitenPatches(norm=1e38), lambda: nbcnn.Whiten(contrast=1e38), lambda: nbcnn.Whiten(eps=1e38)])
+def test_what_is_added_to_variances_leaves_room_for_sums(make):
+    with pytest.raises(nbcnn.UsageError, match=r"below 1e\+30"):
+        make()

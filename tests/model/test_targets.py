@@ -286,3 +286,20 @@ def test_streamed_targets_have_the_bits_of_resident_ones(kind, dtype, monkeypatc
     assert loss == again
     for name, tensor in one.items():
         np.testing.assert_array_equal(tensor, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_targets_that_fit_both_ways_are_taken_as_one_says(channels_last):
+    """Six targets of 6×6×6 for an output of (6, 6, 6): the error asks, and the answer counts in `fit`, `evaluate` and validation."""
+    model = nbcnn.Model([nbcnn.Conv2d(6, 1, bias=False)], "mse", mode="cpu").build((3, 6, 6))
+    model.set_weights({"conv1.weight": np.zeros((6, 3, 1, 1), np.float32)})
+    x, y = np.zeros((6, 6, 6, 3) if channels_last else (6, 3, 6, 6), np.float32), np.zeros((6, 6, 6, 6), np.float32)
+    x[..., 0 if channels_last else slice(None)] = 1
+    y[..., 2] = 1  # the channel if they come last, else a column
+    with pytest.raises(nbcnn.UsageError, match="say channels_last=True or False"):
+        model.fit(x, y, verbose=0)
+    data = {"validation_data": (x, y), "channels_last": channels_last}
+    model.fit(x, y, epochs=1, optimizer=nbcnn.SGD(0.1, momentum=0), verbose=0, **data)
+    moved = model.weights()["conv1.weight"].any((1, 2, 3))
+    assert moved.tolist() == ([at == 2 for at in range(6)] if channels_last else [True] * 6)
+    assert np.isfinite(model.evaluate(x, y, channels_last=channels_last)["loss"])
