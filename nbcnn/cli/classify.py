@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,10 +118,17 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     """Classify as `args` say, this rank of `team` its part; returns the exit code.
 
     `part` takes the results where this is one of several; `given` are features in memory, which args.features names for the results only.
+    Rank 0 holds the folder of the results meanwhile. Raises `lock.Held` if another process writes in it.
     """
+    with ExitStack() as held:
+        return _run(args, team, part, given, held)
+
+
+def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_folder: ExitStack) -> int:
     from nbcnn.classify import classifier, pipeline, report
     from nbcnn.classify.processing import parse
     from nbcnn.cli.part import Part
+    from nbcnn.files import lock
     from nbcnn.files.atomic import make_folder
     from nbcnn.files.errors import UsageError
     from nbcnn.train.plots import confusion as draw_confusion
@@ -143,6 +150,8 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     process = parse(args.process or "none", origin.code_shape)
     team.agree("features", f"{sha256} {args.limit} {mirrored}".encode())
     make_folder(out, "--out")
+    if team.leads:
+        held_folder.enter_context(lock.writing(out))
     scratch = args.scratch or out
     make_folder(scratch, "--scratch")
     if not team.leads:

@@ -133,7 +133,9 @@ def _parts(team: Team, job: Job) -> int:
     job.leads, job.kept = team.leads, team.size > 1 or bool(job.own.keep_features)
     if team.size > 1 and team.leads and not job.quiet:
         print(SHARED_WORK, file=sys.stderr, flush=True)
-    with ExitStack() as held, Behind() as behind, _continues(job, team):
+    with _continues(job, team), job.held, ExitStack() as held, Behind() as behind:
+        if team.leads and job.begun:
+            job.claim()
         if team.size > 1:
             return _through_files(team, job, held)
         return _in_memory(team, job, held, behind)

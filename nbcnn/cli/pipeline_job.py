@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,8 @@ class Job:
     begun: dict[str, Any] = field(default_factory=dict)
     leads: bool = True
     kept: bool = False
+    claimed: bool = False
+    held: ExitStack = field(default_factory=ExitStack)
 
     @property
     def run(self) -> Path:
@@ -64,11 +67,20 @@ class Job:
         """What continues this pipeline, for people."""
         return called("pipeline", f"--resume {shlex.quote(str(self.out))}")
 
+    def claim(self) -> None:
+        """Make this process the folder's only writer until `held` ends; what killed pipelines have left is removed. Raises `lock.Held`."""
+        from nbcnn.files import lock
+
+        if not self.claimed:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self.held.enter_context(lock.writing(self.out))
+            self.claimed = True
+
     def keep(self, **news: Any) -> None:
         """Write pipeline.json with what is known, and these."""
         from nbcnn.files import atomic
 
-        self.out.mkdir(parents=True, exist_ok=True)
+        self.claim()
         self.begun = {"format": _FORMAT, "version": _VERSION, **self.begun, "words": [word for word in self.words if word not in _SILENT], **news}
         atomic.replace_bytes(self.out / INDEX, (json.dumps(self.begun, indent=1) + "\n").encode())
 

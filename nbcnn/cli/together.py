@@ -23,6 +23,7 @@ def together(command: Callable[[Any], int], without_gpu: str = MODE_CPU) -> int:
 
         def orderly() -> int:
             try:
+                same_program(team)
                 done.append(command(team))
                 team.barrier()
                 team.leave(0)
@@ -44,6 +45,15 @@ def together(command: Callable[[Any], int], without_gpu: str = MODE_CPU) -> int:
         return code
 
     return guarded(run, without_gpu)
+
+
+def same_program(team: Any) -> None:
+    """Raise TeamError, on every rank, unless all run the same version of nbcnn with the same sources: another one may compute something else."""
+    if team.size > 1:
+        from nbcnn import __version__
+        from nbcnn.gpu.kernel_cache import source_hash
+
+        team.agree("version or sources of nbcnn", f"{__version__} {source_hash(('./',))}".encode())
 
 
 def _end(code: int) -> NoReturn:

@@ -11,11 +11,16 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+OLD = 3600.0
+"""Seconds after which a temporary file that nobody has written is a killed process's, in a folder that has no lock."""
+_swept: set[Path] = set()
+"""Folders whose old temporary files this process has removed."""
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 
 
@@ -41,11 +46,15 @@ def make_folder(path: Path, flag: str) -> None:
         raise OSError(error.errno, f"cannot make this folder ({error.strerror}); choose another with {flag}", str(path)) from None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed processes; only for whoever alone writes in `folder` (`nbcnn.files.lock`)."""
+def remove_leftovers(folder: Path, older: float = 0.0) -> None:
+    """Remove the temporary files of killed processes that nobody has written for `older` seconds.
+
+    With 0 only for whoever alone writes in `folder` (`nbcnn.files.lock`).
+    """
     for path in folder.glob(".*.tmp"):
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if _TEMPORARY.fullmatch(path.name) and (not older or path.stat().st_mtime < time.time() - older):
+                path.unlink()
 
 
 def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
@@ -55,6 +64,10 @@ def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
     `path`, for what else the system refuses. Whatever is raised before the rename, the temporary file is gone and the old file stands.
     """
     partial = temporary(path)
+    if path.parent not in _swept:
+        _swept.add(path.parent)
+        with suppress(OSError):
+            remove_leftovers(path.parent, OLD)
     with named(path):
         free = shutil.disk_usage(path.parent).free
     if free < nbytes:

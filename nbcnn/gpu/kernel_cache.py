@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,11 +34,11 @@ The key of a kernel that is defined elsewhere has its bytecode in it, and so Pyt
 """
 
 
-def source_hash() -> str:
-    """A hash of the sources that can change code."""
+def source_hash(paths: Sequence[str] = SOURCE_PATHS) -> str:
+    """A hash of the sources in `paths` of the package, files and folders that end with a slash: those that can change code."""
     package = str(Path(nbcnn.__file__).parent)
-    names = [name for name in SOURCE_PATHS if os.path.isfile(os.path.join(package, name))]
-    for root in (name for name in SOURCE_PATHS if name.endswith("/")):
+    names = [name for name in paths if os.path.isfile(os.path.join(package, name))]
+    for root in (name for name in paths if name.endswith("/")):
         for folder, _, files in os.walk(os.path.join(package, root)):
             names += [os.path.join(os.path.relpath(folder, package), file).replace(os.sep, "/") for file in files if file.endswith(".py")]
     digest = hashlib.sha256()

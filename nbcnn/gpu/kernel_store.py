@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.files import document
-from nbcnn.files.atomic import temporary
+from nbcnn.files.atomic import OLD, remove_leftovers, temporary
 from nbcnn.gpu import driver, identity, kernel_cache, launching
 from nbcnn.gpu.compiler import CHOSEN, COMPILERS, compiled
 from nbcnn.gpu.language import Function
@@ -188,6 +188,8 @@ def keep(wanted: Wanted, stored: Stored, target: Path | None = None) -> None:
 def trim(limit: int = LIMIT) -> None:
     """Delete the kernels of the user's folder that have not been used for longest, until `limit` bytes are left."""
     with suppress(OSError):
+        if (where := folder()) is not None:
+            remove_leftovers(where, OLD)
         kept = 0
         for path, found in kernel_cache.by_use(files_in(folder())):
             kept += found.st_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from scripts import ROOT, exits, extract, message
 
 from nbcnn.classify import classifier, kept
 from nbcnn.classify.features import Origin, read_features
-from nbcnn.cli import classify, part, pipeline, train
+from nbcnn.cli import classify, part, pipeline, pipeline_job, train
 from nbcnn.datasets import DataMissing
+from nbcnn.files import lock
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.train import checkpoint, plots
 from nbcnn.train.trainer import Trainer
@@ -47,6 +49,19 @@ def piped(tmp_path_factory):
     assert {path.name for path in (out / "run").glob("*.png")} == {"curves.png", "reconstructions.png"}
     assert (out / "features" / "classify" / "confusion.png").is_file()
     return out
+
+
+def test_what_killed_pipelines_have_left_is_removed_at_the_next_start(piped, tmp_path, undrawn):
+    out = shutil.copytree(piped, tmp_path / "out")
+    begun = json.loads((out / "pipeline.json").read_text())
+    begun.pop("report")  # as where it was killed in the last of its parts
+    (out / "pipeline.json").write_text(json.dumps(begun))
+    for place in (".pipeline.json", "run/.config.json", "features/classify/.classifier.safetensors"):
+        (out / f"{place}.99-0a1b2c3d.tmp").write_text("half")
+    with lock.writing(out), pytest.raises(lock.Held):
+        pipeline_job.Job([], [], None, [], out).claim()
+    assert exits(pipeline.main, ["--resume", out, "--quiet"]) == 0
+    assert not list(out.rglob(".*"))
 
 
 def results(out):

@@ -175,3 +175,13 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path):
 
 def test_temporary_names_are_never_shared(tmp_path):
     assert len({atomic.temporary(tmp_path / "file") for _ in range(100)}) == 100
+
+
+def test_old_temporary_files_go_where_a_file_is_written_without_a_lock(tmp_path):
+    old, young = (tmp_path / f".found.csv.{number}-0a1b2c3d.tmp" for number in (98, 99))
+    for path in (old, young, tmp_path / ".notes.tmp"):
+        path.write_text("half")
+    os.utime(old, (0, 0))
+    os.utime(tmp_path / ".notes.tmp", (0, 0))
+    atomic.replace_bytes(tmp_path / "found.csv", b"whole")
+    assert files(tmp_path) == sorted([young.name, ".notes.tmp", "found.csv"])

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from scripts import ROOT, TINY
 from teams import TOKEN, together
 
+from nbcnn.cli.launch import environments
+from nbcnn.cli.together import same_program
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu import kernel_cache
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.losses import MSE, RMSLE
@@ -331,3 +339,31 @@ def test_the_origin_of_a_nan_is_the_rank_that_had_it():
         return made.first_nonfinite()
 
     assert set(together(2, work)) == {"conv2.conv_fprop (conv2.y)"}
+
+
+def test_ranks_of_other_sources_do_not_train_along(monkeypatch):
+    assert together(2, same_program) == [None, None]
+    found = iter(["one", "another", "one", "one"])
+    monkeypatch.setattr(kernel_cache, "source_hash", lambda paths: next(found))
+    for error in together(2, same_program):
+        assert isinstance(error, TeamError)
+        assert "differs from rank 0 in its version or sources of nbcnn" in str(error)
+    assert together(2, same_program) == [None, None]
+
+
+@pytest.mark.full
+def test_a_rank_with_another_batch_norm_ends_all(tmp_path):
+    changed = tmp_path / "changed" / "nbcnn"
+    shutil.copytree(ROOT / "nbcnn", changed, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    with open(changed / "nn" / "norms.py", "a") as file:
+        file.write("\nEPSILON = 1e-4\n")
+    command = [sys.executable, "-m", "nbcnn", "train", *TINY, "--out", str(tmp_path / "run"), "--quiet"]
+    started = []
+    for rank, environment in enumerate(environments(2)):
+        place = changed.parent if rank else ROOT
+        whole = os.environ | environment | {"PYTHONPATH": str(place)}
+        started.append(subprocess.Popen(command, cwd=place, env=whole, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=300)[1] for process in started]
+    assert all(process.returncode not in (0, None) for process in started), said
+    assert any("differs from rank 0 in its version or sources of nbcnn" in text for text in said), said
+    assert not (tmp_path / "run").exists()
