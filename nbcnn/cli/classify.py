@@ -15,6 +15,7 @@ from nbcnn.cli.baselines import PIXELS, baselines, data_dir_of, same_images, unt
 from nbcnn.cli.errors import OK
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, some_of
 from nbcnn.cli.together import together
+from nbcnn.files.quote import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -329,7 +330,7 @@ def _header(
         f"model     {what}, gamma = {gamma}{', kernel: mean over mirrored images' if mirrored else ''}",
         f"kernel    {kernel}",
     )
-    print("\n".join(lines), file=sys.stderr)
+    print(printable("\n".join(lines)), file=sys.stderr)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
 from nbcnn.cli.train_flags import dataset
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _evaluate(flags: SimpleNamespace) -> int:
         print(json.dumps(found))
         return OK
     words = {"loss": f"loss {found['loss']:.5f}"} | {what: f"{what} {found[what]:.2%}" for what in ("accuracy", "iou") if what in found}
-    print("\n".join([f"{data.name}, {found['split']}, {len(images):,} images: {', '.join(words.values())}", *lines]))
+    print(printable("\n".join([f"{data.name}, {found['split']}, {len(images):,} images: {', '.join(words.values())}", *lines])))
     return OK
 
 

@@ -17,6 +17,7 @@ from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags
 from nbcnn.cli.part import Part
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def say_of(flags: SimpleNamespace) -> Callable[[str], None]:
 
     def say(text: str) -> None:
         if text and not flags.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     return say
 
@@ -307,7 +308,7 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
     problems: list[str] = []
     found, started = list(pictures.read_all(paths, net.input_shape, problems)), time.perf_counter()
     for problem in problems:
-        print(f"nbcnn: error: {problem}", file=sys.stderr)
+        print(printable(f"nbcnn: error: {problem}"), file=sys.stderr)
     if not found:
         return DATA
     features = net.predict(np.stack([image for _, image in found]), flags.batch or 256).reshape(len(found), -1)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from nbcnn.cli.phases import Phases
+from nbcnn.files.quote import printable
 
 SWITCH_SECONDS = 1e-4
 """Python's switch interval while something is done behind: 5 ms, were nothing said, which a part would wait after every call of the driver."""
@@ -35,7 +36,7 @@ class Part:
 
     def results(self, found: dict[str, Any], text: str, as_json: bool, kept: Any = None) -> None:
         """Take the results: `found` is what --json prints, `text` what is printed otherwise, `kept` what the next part takes."""
-        print(json.dumps(found) if as_json else text)
+        print(json.dumps(found) if as_json else printable(text))
 
 
 class Handed(Part):

@@ -22,7 +22,7 @@ from nbcnn.cli.recipes import (
 )
 from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import quoted
+from nbcnn.files.quote import brief, quoted
 from nbcnn.files.suggest import called
 from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
 
@@ -318,7 +318,7 @@ def class_weights(text: str) -> str:
     try:
         train_loss.weights(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(brief(error)) from None
     return text
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files import atomic, document, lock
+from nbcnn.files import atomic, document, lock, regular
 from nbcnn.files.quote import quoted
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, Metadata, Tensors
@@ -169,7 +169,7 @@ class RunFolder:
     def _lines(self) -> list[Row | None]:
         """The row of every line of the metrics, None for a line that holds no row."""
         try:
-            return [_row(line) for line in self._jsonl.read_bytes().splitlines()]
+            return [_row(line) for line in regular.read(self._jsonl).splitlines()]
         except FileNotFoundError:
             return []
 
