@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.ops.conv import depthwise_reference
 from nbcnn.ops.conv.frame.split import IN_FLIGHT, sum_of_partials
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
@@ -69,6 +70,11 @@ def gconv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, groups: int, st
     """y (N,K,P,Q) from x (N,C,H,W), w (K,C/groups,R,S) and, if there is one, b (K): `gconv_fprop(x, w, b, y, …)`."""
     *bias, y = rest
     n, k, *out = y.shape
+    if groups == x.shape[1] == k:
+        depthwise_reference.fprop(x, w[:, 0], y, stride, dilation, pad)
+        for b in bias:
+            y += b[:, None, None]
+        return
     whole = _bordered(x, w.shape[2:], tuple(out), stride, dilation, pad)
     y.fill(0)
     filters = w.reshape(groups, k // groups, *w.shape[1:])
@@ -82,6 +88,9 @@ def gconv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, groups: int, st
 def gconv_dgrad(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, *, groups: int, stride: Pair, dilation: Pair, pad: Pair) -> None:
     """dx (N,C,H,W) from dy (N,K,P,Q) and w (K,C/groups,R,S)."""
     n, k, *out = dy.shape
+    if groups == dx.shape[1] == k:
+        depthwise_reference.dgrad(dy, w[:, 0], dx, stride, dilation, pad)
+        return
     whole = _bordered(np.zeros_like(dx), w.shape[2:], tuple(out), stride, dilation, pad)
     filters, gradient = w.reshape(groups, k // groups, *w.shape[1:]), dy.reshape(n, groups, k // groups, *out)
     for r, s, seen in _views(whole, w.shape, tuple(out), stride, dilation, pad):
@@ -92,13 +101,16 @@ def gconv_dgrad(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, *, groups: int, s
 def gconv_wgrad(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, *db: np.ndarray, groups: int, stride: Pair, dilation: Pair, pad: Pair) -> None:
     """dw (K,C/groups,R,S) and, if it is wanted, db (K) from x (N,C,H,W) and dy (N,K,P,Q)."""
     n, k, *out = dy.shape
+    for target in db:
+        np.sum(dy, axis=(0, 2, 3), out=target)
+    if groups == x.shape[1] == k:
+        depthwise_reference.wgrad(x, dy, dw[:, 0], stride, dilation, pad)
+        return
     whole = _bordered(x, dw.shape[2:], tuple(out), stride, dilation, pad)
     gradient = dy.reshape(n, groups, k // groups, *out)
     for r, s, seen in _views(whole, dw.shape, tuple(out), stride, dilation, pad):
         parts = seen.reshape(n, groups, -1, *out)
         dw[:, :, r, s] = np.einsum("ngkpq,ngcpq->gkc", gradient, parts).reshape(k, -1)
-    for target in db:
-        np.sum(dy, axis=(0, 2, 3), out=target)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ def batchnorm_fprop(
 ) -> None:  # fmt: skip
     """y = weight·(x − mean)·rstd + bias with the batch's statistics, which are kept; running statistics in place."""
     keep_statistics(x, (mean, rstd), (running_mean, running_var), (running_mean_out, running_var_out), eps, momentum)
-    y[...] = _normal(x, mean, rstd, weight, bias)
+    _normal(x, mean, rstd, weight, bias, y)
 
 
 def keep_statistics(
@@ -30,12 +30,12 @@ def keep_statistics(
 
 def batchnorm_apply(x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, y: Array) -> None:
     """y = weight·(x − mean)·rstd + bias."""
-    y[...] = _normal(x, mean, rstd, weight, bias)
+    _normal(x, mean, rstd, weight, bias, y)
 
 
 def batchnorm_infer(x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *, eps: float) -> None:
     """y = weight·(x − running_mean)/√(running_var + eps) + bias."""
-    y[...] = _normal(x, running_mean, 1 / np.sqrt(running_var + eps), weight, bias)
+    _normal(x, running_mean, 1 / np.sqrt(running_var + eps), weight, bias, y)
 
 
 def batchnorm_grads(
@@ -82,7 +82,8 @@ def activated(each: Activation, summed: bool) -> tuple[Callable[..., None], ...]
 
 def behind(each: Activation, dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:
     """The gradient of the input of the activation that stands behind a norm, whose own input is x."""
-    saved, passed = _normal(x, mean, rstd, weight, bias), np.empty_like(dy)
+    saved, passed = np.empty_like(x), np.empty_like(dy)
+    _normal(x, mean, rstd, weight, bias, saved)
     if each.reads == "y":
         each.fprop(saved, saved)
     each.dgrad(dy, saved, passed)
@@ -137,30 +138,53 @@ def batchnorm_together(
     middle = means[0] + (images * (means - means[0])).sum(0) / count
     variance, m = (images * (variances + np.square(means - middle))).sum(0) / count, count * (x.shape[2] * x.shape[3])
     _keep(middle, variance, m, (mean, rstd), (running_mean, running_var), (running_mean_out, running_var_out), eps, momentum)
-    y[...] = _normal(x, mean, rstd, weight, bias)
+    _normal(x, mean, rstd, weight, bias, y)
 
 
 def batchnorm_sums(
     dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, dweight: Array, dbias: Array
 ) -> None:  # fmt: skip
     """sums = dbias, dweight of the rank's own images."""
-    dbias[...] = dy.sum((0, 2, 3))
-    dweight[...] = (dy * (x - _wide(mean))).sum((0, 2, 3)) * rstd
+    for c in _blocks(x):
+        dbias[c] = dy[:, c].sum((0, 2, 3))
+        centred = x[:, c] - _wide(mean[c])
+        centred *= dy[:, c]
+        dweight[c] = centred.sum((0, 2, 3)) * rstd[c]
     sums[...] = np.concatenate([dbias, dweight])
 
 
 def batchnorm_dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, dx: Array) -> None:
     """dx from the sums of `batchnorm_sums`, which count for as many images as x has."""
     dbias, dweight = sums.reshape(2, -1) / (x.size // x.shape[1])
-    dx[...] = _wide(weight * rstd) * (dy - _wide(dbias) - (x - _wide(mean)) * _wide(rstd * dweight))
+    scale, slope = weight * rstd, rstd * dweight
+    for c in _blocks(x):
+        centred = x[:, c] - _wide(mean[c])
+        centred *= _wide(slope[c])
+        made = dy[:, c] - _wide(dbias[c])
+        made -= centred
+        np.multiply(made, _wide(scale[c]), out=dx[:, c])
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
     """The mean and the biased variance of every channel."""
-    channels = x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
-    away = channels - channels[:, :1]
-    offset = away.mean(1, keepdims=True)
-    return channels[:, 0] + offset[:, 0], np.square(away - offset).mean(1)
+    middle, variance = np.empty(x.shape[1], x.dtype), np.empty(x.shape[1], x.dtype)
+    for c in _blocks(x):
+        first = x[0, c, 0, 0]
+        away = x[:, c] - _wide(first)
+        offset = away.mean((0, 2, 3))
+        away -= _wide(offset)
+        middle[c], variance[c] = first + offset, np.square(away, out=away).mean((0, 2, 3))
+    return middle, variance
+
+
+BLOCK = 1 << 15
+"""Elements of all images that are computed at a time: what is made of them on the way stays in a second-level cache."""
+
+
+def _blocks(x: Array) -> Iterator[slice]:
+    """Slices of the channels of images x, each of about `BLOCK` elements."""
+    size = max(1, BLOCK // max(1, x.size // x.shape[1]))
+    return (slice(start, start + size) for start in range(0, x.shape[1], size))
 
 
 def _keep(
@@ -173,8 +197,13 @@ def _keep(
     outs[1][...] = (1 - momentum) * running[1] + momentum * variance * (m / np.maximum(m - 1, 1))
 
 
-def _normal(x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> Array:
-    return (x - _wide(mean)) * _wide(weight * rstd) + _wide(bias)
+def _normal(x: Array, mean: Array, rstd: Array, weight: Array, bias: Array, y: Array) -> None:
+    """y = (x − mean)·weight·rstd + bias."""
+    scale = weight * rstd
+    for c in _blocks(x):
+        made = x[:, c] - _wide(mean[c])
+        made *= _wide(scale[c])
+        np.add(made, _wide(bias[c]), out=y[:, c])
 
 
 def _wide(per_channel: Array) -> Array:
