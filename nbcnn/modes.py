@@ -1,6 +1,6 @@
 """This module is the table of modes, MODES. A row says what a mode and precision run for each op; read it from top to bottom.
 
-An op has one name and one signature, which stands in the docstring of its module with logical shapes: inputs, outputs, attributes. Its module
+An op (`nbcnn.plan.op`) has one signature, which stands in the docstring of its module with logical shapes: inputs, outputs, attributes. Its module
 exports what belongs to it:
 
     HOST         op -> its NumPy reference: the row `cpu`
@@ -20,6 +20,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
 from nbcnn.ops.activations import add, glu, log_softmax, mul, prelu, softmax
 from nbcnn.ops.activations import table as activations
 from nbcnn.ops.conv import bias, depthwise_stream_wgrad, depthwise_wgrad, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
@@ -65,6 +67,7 @@ from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.series.dwconv1d import reference as dwconv1d
 from nbcnn.ops.update import accumulate, adam, advance, ema, grad_norm, pack_weights, sgd
 from nbcnn.plan import names
+from nbcnn.plan.op import Loss, Op, Unpool
 
 MODULES: tuple[ModuleType, ...] = (
     *(reference, fused, conv_evonorm, statistics, gradient_sums),
@@ -81,13 +84,13 @@ MODULES: tuple[ModuleType, ...] = (
 """The modules of all ops: convolutions; series; element-wise and norms; images; what graphs join; losses and products; the update of the weights."""
 
 
-def exported(name: str) -> dict[str, Any]:
+def exported(name: str) -> dict[Op, Any]:
     """What the modules export as `name`, in one dict. Raises ValueError if two export the same op."""
-    merged: dict[str, Any] = {}
+    merged: dict[Op, Any] = {}
     for module in MODULES:
         own = getattr(module, name, {})
         if twice := merged.keys() & own.keys():
-            raise ValueError(f"{name} of {module.__name__}: another module has {', '.join(sorted(twice))}")
+            raise ValueError(f"{name} of {module.__name__}: another module has {', '.join(sorted(map(str, twice)))}")
         merged |= own
     return merged
 
@@ -106,9 +109,9 @@ _DEPTHWISE = depthwise_wgrad.OPS
 _STREAMED = (("common", depthwise_stream_wgrad.OPS), ("common", _DEPTHWISE))
 
 _IM2COL = (
-    ("im2col", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
+    ("im2col", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS[Op("conv", "fprop")])),
     ("im2col", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
-    ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
+    ("im2col", conv_evonorm.two_ops(winograd.OPS[Op("conv", "fprop")])),
     ("im2col", depthwise_stream_wgrad.OPS),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
     ("im2col", few_rows.OPS),
@@ -119,19 +122,19 @@ _IM2COL = (
         statistics.of_engine(im2col.OPS)
         | im2col_fused.FUSED
         | COMMON
-        | {"gemm": gemm.IMPL}
+        | {Op("gemm"): gemm.IMPL}
         | DWCONV["best"]
         | pwconv1d.transposed(im2col.OPS)
-        | conv_evonorm.two_ops(im2col.OPS["conv_fprop"]),
+        | conv_evonorm.two_ops(im2col.OPS[Op("conv", "fprop")]),
     ),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums (with a norm in their last kernel,
 then behind them), then 1×1 filters, of few rows and of many, then every shape."""
 
-_NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {"gemm": gemm.SIMPLE}
-_TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {"gemm": gemm.IMPL}
+_NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {Op("gemm"): gemm.SIMPLE}
+_TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {Op("gemm"): gemm.IMPL}
 
-MMA_FIRST: Mapping[str, tuple[str, ...]] = {"tf32": ("upconv_wgrad",)}
+MMA_FIRST: Mapping[str, tuple[Op, ...]] = {"tf32": (Op("upconv", "wgrad"),)}
 """What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma needs both panels of a weight gradient
 transposed in shared memory."""
 
@@ -140,22 +143,24 @@ def _tensorcore(precision: str) -> Row:
     """The row of one precision: first and last layers, then Hopper's engine, then the portable one, which takes every shape."""
     general = statistics.of_engine(mma.ops(precision))
     general |= {
-        "conv_pool_wgrad": composed.pool_wgrad(general["conv_wgrad"], unpool.IMPL),
-        "upconv_mse_fprop": composed.upconv_mse(general["upconv_fprop"], pairs.OPS["mse_fprop"], pairs.OPS["mse_dgrad"]),
+        Op("conv", "wgrad", before=(Unpool(),)): composed.pool_wgrad(general[Op("conv", "wgrad")], unpool.IMPL),
+        Op("upconv", "fprop", after=(Loss("mse"),)): composed.upconv_mse(
+            general[Op("upconv", "fprop")], pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]
+        ),
     }
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     few = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
-    thin_parts = [(name, statistics.of_engine(part) if "conv_fprop" in part else part) for name, part in few]
+    thin_parts = [(name, statistics.of_engine(part) if Op("conv", "fprop") in part else part) for name, part in few]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
-    common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
+    common = COMMON | DWCONV["best"] | {Op("unpool"): unpool.IMPL, Op("gemm"): gemm.SIMPLE}
     hopper = gradient_sums.of_engine(statistics.of_engine(wgmma.ops(precision)))
     hopper |= pwconv1d.transposed(hopper) | {
-        "gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)
+        Op("gemm"): gemm.engine(hopper[Op("conv", "fprop")]) if precision == "fp32" else gemm_wgmma.implementation(precision)
     }
-    general |= pwconv1d.transposed(general) | {"gemm": gemm.engine(general["conv_fprop"])}
+    general |= pwconv1d.transposed(general) | {Op("gemm"): gemm.engine(general[Op("conv", "fprop")])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
     engines = (("mma", first), ("wgmma", hopper), ("mma", general))
-    two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in (*thin_parts, *engines) if "conv_fprop" in ops]
+    two_ops = [(name, conv_evonorm.two_ops(ops[Op("conv", "fprop")])) for name, ops in (*thin_parts, *engines) if Op("conv", "fprop") in ops]
     groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
     behind = (("wgmma", norms), *two_ops, *_STREAMED, *groups, ("common", batch_cluster.OPS), ("common", common))
     parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
@@ -176,6 +181,17 @@ MODES: Mapping[tuple[str, str], Row] = {
 if list(MODES) != [(mode, precision) for mode, precisions in names.MODES.items() for precision in precisions]:
     raise ValueError(f"nbcnn/plan/names.py and this table have other rows: {names.MODES} and {list(MODES)}")
 
+
+def named(name: str | Op) -> Op:
+    """The op that prints as `name`, among those of the table: what a command line, a file or a test calls it. Raises UsageError for another name."""
+    if isinstance(name, Op):
+        return name
+    known = {str(op): op for op in (*(op for row in MODES.values() for op in row.ops), *REFERENCES)}
+    if name not in known:
+        raise UsageError(f"no op {name!r}{nearest(name, list(known))}")
+    return known[name]
+
+
 DEFAULT_PRECISION = {mode: precisions[0] for mode, precisions in names.MODES.items()}
 
 ENGINES = names.ENGINES
@@ -195,5 +211,5 @@ def with_dwconv(row: Row, variant: str) -> Row:
 
     The fused backward belongs to "best": under another variant the row does without, so that its own kernels run.
     """
-    kept = [(part, {op: impl for op, impl in ops.items() if op != "dwconv1d_bwd"}) for part, ops in row.fallbacks]
+    kept = [(part, {op: impl for op, impl in ops.items() if op != Op("dwconv1d", "bwd")}) for part, ops in row.fallbacks]
     return replace(row, fallbacks=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))

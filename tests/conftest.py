@@ -19,6 +19,7 @@ import pytest
 from scripts import TINY, exits, train
 
 from nbcnn.gpu import device as gpu_device
+from nbcnn.plan.op import Op
 
 LONGEST = ("test_simulator.py", "test_first_command.py", "test_installed.py", "test_cache.py", "test_learning.py", "test_campaigns.py")
 """Files with tests of minutes."""
@@ -37,6 +38,10 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_make_parametrize_id(config, val, argname):
+    return str(val) if isinstance(val, Op) else None
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -23,10 +23,11 @@ from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import Gpu, Host, gpu_missing
 from nbcnn.gpu.language import SIMULATOR
-from nbcnn.modes import MODES, REFERENCES, Row, exported
+from nbcnn.modes import MODES, REFERENCES, Row, exported, named
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.kernel.case import Case, Gradient
 from nbcnn.plan.bounds import STORE, parity_bound
+from nbcnn.plan.op import Op
 from nbcnn.plan.storage import decode, encode
 
 _STEP = 1e-6
@@ -59,13 +60,13 @@ def _wide(array: np.ndarray) -> np.ndarray:
 def rounded(case: Case, precision: str) -> Case:
     """`case` with its images, vectors and filters rounded to `precision`, as a kernel of that precision multiplies them."""
     kind = STORE[precision]
-    if kind == "float32" or case.op == "convert":
+    if kind == "float32" or case.op == Op("convert"):
         return case
     ins = (decode(encode(a, kind), kind) if a.dtype == np.float32 and a.ndim >= 2 else a for a in case.ins)
     return replace(case, ins=tuple(ins))
 
 
-def reference_impl(op: str) -> Impl:
+def reference_impl(op: Op) -> Impl:
     """The NumPy reference of an op, plain or fused."""
     return next((impl for _, impl in REFERENCE.chain(op)), None) or host(REFERENCES[op])
 
@@ -99,15 +100,16 @@ def bound(case: Case, precision: str = "fp32") -> float:
     return parity_bound(case.terms, precision)
 
 
-GRADIENTS: dict[str, Gradient] = exported("GRADIENTS")
+GRADIENTS: dict[Op, Gradient] = exported("GRADIENTS")
 """The backward ops whose forward is differentiated."""
 _FORWARD_ONLY = ("eps", "momentum")
 
 
-def dot_product(row: Row, op: str, impl: Any, forward: Case, device: Any) -> tuple[float, float]:
+def dot_product(row: Row, op: Op | str, impl: Any, forward: Case, device: Any) -> tuple[float, float]:
     """(error, bound) of ⟨v, J u⟩ − ⟨Jᵀ v, u⟩ over ‖Jᵀv‖·‖u‖ for backward `op` at the point of the `forward` case."""
     rng = np.random.default_rng(22)
     forward = rounded(forward, row.precision)
+    op = named(op)
     gradient = GRADIENTS[op]
     outs = reference(forward)
     value = 1 if gradient.loss and len(outs) > 1 else 0
@@ -130,7 +132,7 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, device: Any) -> tup
     got, u = (np.concatenate([a.reshape(-1) for a in arrays]).astype(np.float64) for arrays in (made[: len(us)], us))
     backward_side = float(np.vdot(got, u))
     scale = float(np.linalg.norm(got)) * float(np.linalg.norm(u)) or 1.0
-    terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op.endswith("wgrad") else 1)
+    terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op.direction == "wgrad" else 1)
     return abs(forward_side - backward_side) / scale, bound(replace(forward, terms=terms), row.precision) + _DIFFERENCE_ERROR
 
 
@@ -142,25 +144,25 @@ def check_row(row: Row, device: Any, cases: list[Case], ops: Collection[str] | N
                 error = parity(row, impl, case, device)
             except Unsupported:
                 continue
-            yield Finding(row.mode, row.precision, case.op, f"parity ({part})", case.label, error, bound(case, row.precision))
+            yield Finding(row.mode, row.precision, str(case.op), f"parity ({part})", case.label, error, bound(case, row.precision))
     for op, gradient in ((op, gradient) for op, gradient in GRADIENTS.items() if ops is None or op in ops):
         for forward in (case for case in cases if case.op == gradient.forward):
-            if len(forward.ins) == 3 and forward.op == "conv_fprop":
+            if len(forward.ins) == 3 and forward.op == Op("conv", "fprop"):
                 continue  # the bias-free case has the same derivative
             for part, impl in distinct(row, op, device):
                 try:
                     error, limit = dot_product(row, op, impl, forward, device)
                 except Unsupported:
                     continue
-                yield Finding(row.mode, row.precision, op, f"dot product ({part})", forward.label, error, limit)
+                yield Finding(row.mode, row.precision, str(op), f"dot product ({part})", forward.label, error, limit)
 
 
-def runnable(row: Row, op: str, device: Any) -> list[tuple[str, Impl]]:
+def runnable(row: Row, op: Op, device: Any) -> list[tuple[str, Impl]]:
     """The implementations of `op` in `row` that this GPU can run."""
     return [(part, impl) for part, impl in row.chain(op) if impl.lacks(device.target) is None]
 
 
-def distinct(row: Row, op: str, device: Any) -> list[tuple[str, Impl]]:
+def distinct(row: Row, op: Op, device: Any) -> list[tuple[str, Impl]]:
     """The implementations of `runnable`, each kernel once: a row may name one twice, first for the few shapes for which it comes before another."""
     return list({impl.bind: (part, impl) for part, impl in runnable(row, op, device)}.values())
 
@@ -179,7 +181,7 @@ def left_out() -> str:
 
 def ops_of(pattern: str) -> frozenset[str]:
     """The ops that `pattern` names: conv_fprop, conv_*, several with commas. Raises UsageError for one that names none."""
-    known = sorted({case.op for case in all_cases()} | GRADIENTS.keys())
+    known = sorted({str(op) for op in ({case.op for case in all_cases()} | GRADIENTS.keys())})
     found: set[str] = set()
     for word in pattern.split(","):
         matching = fnmatch.filter(known, word.strip())

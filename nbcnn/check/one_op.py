@@ -14,7 +14,9 @@ import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.gpu.target import H200, Target
+from nbcnn.modes import named
 from nbcnn.ops.kernel.call import Call, Impl, Out, Shape, follows_layout, stored_dtype
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import decode, encode
 
@@ -65,7 +67,7 @@ class Bound:
     def __init__(
         self,
         impl: Impl,
-        op: str,
+        op: Op | str,
         ins: Sequence[np.ndarray],
         outs: Sequence[Out],
         *,
@@ -76,6 +78,7 @@ class Bound:
         target: Target | None = None,
         store: str = "float32",
     ) -> None:
+        op = named(op)
         self.op, self.layout, self.device = op, layout, device
         in_shapes = tuple(array.shape for array in ins)
         out_specs = [(ins[o].shape, ins[o].dtype.name) if isinstance(o, int) else o for o in outs]
@@ -171,7 +174,7 @@ def _scratch_bytes(impl: Impl, call: Call) -> int:
     return -(-impl.scratch(call) // 8) * 8
 
 
-def run_op(impl: Impl, op: str, ins: Sequence[np.ndarray], outs: Sequence[Out], **options: Any) -> list[np.ndarray]:
+def run_op(impl: Impl, op: Op | str, ins: Sequence[np.ndarray], outs: Sequence[Out], **options: Any) -> list[np.ndarray]:
     """Run `op` once and return its outputs; options as for `Bound`."""
     bound = Bound(impl, op, ins, outs, **options)
     bound.run()

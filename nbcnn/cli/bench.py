@@ -174,13 +174,13 @@ def _without_gpu(flags: SimpleNamespace) -> str:
 
 def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.gpu.device import Gpu
-    from nbcnn.lab.measure import regressions, results
-    from nbcnn.lab.measure.opcases import OPS
+    from nbcnn.lab.measure import opcases, regressions, results
     from nbcnn.lab.peers import torch_step as peers
 
     flags.modes, flags.precisions = flags.mode, flags.precision
-    if flags.what not in (*STUDIES, *OPS):
-        raise UsageError(f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *OPS))}; there are {', '.join((*STUDIES, *OPS))}")
+    ops = tuple(map(str, opcases.OPS))
+    if flags.what not in (*STUDIES, *ops):
+        raise UsageError(f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *ops))}; there are {', '.join((*STUDIES, *ops))}")
     is_op = flags.what not in STUDIES
     _refuse_strangers(flags, "an op" if is_op else flags.what)
     if flags.what in ("scaling", "nets", "predict"):
@@ -201,7 +201,7 @@ def _measure(flags: SimpleNamespace) -> int:
     flags.peers = flags.peers or (flags.peer,)
     if flags.tiles:
         flags.peer, flags.peers = "none", ("none",)
-    if flags.peer != "none" and flags.what in ("step", "nets", "predict", "convs", "scaling", *OPS) and not peers.available():
+    if flags.peer != "none" and flags.what in ("step", "nets", "predict", "convs", "scaling", *ops) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer, flags.peers = "none", ("none",)
     if flags.save:

@@ -86,7 +86,7 @@ def _report(flags: SimpleNamespace) -> int:
     chosen = kernels.rows(flags.mode, flags.precision)
     if not chosen:
         raise UsageError(f"mode {flags.mode} has no precision {flags.precision!r}")
-    known = sorted({op for row in chosen for op in row.ops})
+    known = sorted({str(op) for row in chosen for op in row.ops})
     if flags.op and flags.op not in known:
         raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
     if flags.compilers:

@@ -25,6 +25,7 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.products import gemm
 from nbcnn.ops.products.winners import keep_winner, launch_keep_winner
 from nbcnn.ops.svm import process, rows
+from nbcnn.plan.op import Op
 
 COEFFICIENTS = 1 << 28
 """Products of atoms and samples that are on a GPU at once, at most: 1 GiB. Fewer and larger products leave less of the GPU idle."""
@@ -120,7 +121,7 @@ class OnGpu:
         """How the sums of a part are cut: their K is the samples, so most multiprocessors get a part of it."""
         shapes = ((self.count, at.stop - at.start), (self.samples.pitch, at.stop - at.start))
         assert gemm.IMPL.tile is not None
-        return gemm.IMPL.tile(Call("gemm", (), (), shapes, ((self.count, self.samples.pitch),)), self.device.target)
+        return gemm.IMPL.tile(Call(Op("gemm"), (), (), shapes, ((self.count, self.samples.pitch),)), self.device.target)
 
     def _launches(self, tiles: list[Any]) -> list[Any]:
         """What makes the sums."""

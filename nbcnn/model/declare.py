@@ -36,6 +36,7 @@ from nbcnn.ops.conv import fused
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.losses import pairs
 from nbcnn.ops.update.rule import MOST_NUMBERS, MOST_STATES, Rule
+from nbcnn.plan.op import Map, Op
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _MEANT = ("conv", "pool", "grad", "mse", "prop")
@@ -100,12 +101,13 @@ def activation(
     kind = _class(name, Elementwise, numbers, {"kind": name, "reads": reads, "__doc__": doc, **more})
     table.ACTIVATIONS[name] = made
     reference = fused.activated(made)
-    modes.REFERENCES[f"conv_{name}_fprop"] = reference
+    modes.REFERENCES[Op("conv", "fprop", after=(Map(name),))] = reference
+    references = {Op(name, "fprop"): host(fprop), Op(name, "dgrad"): host(dgrad)}
     for row in modes.MODES.values():
-        _enter(row, "relu_fprop", {f"{name}_fprop": host(fprop), f"{name}_dgrad": host(dgrad)} if row.device == "host" else table.ops_of(made))
+        _enter(row, Op("relu", "fprop"), references if row.device == "host" else table.ops_of(made))
         for _, ops in row.fallbacks:
-            if "conv_relu_fprop" in ops:
-                ops[f"conv_{name}_fprop"] = ops["conv_relu_fprop"]
+            if (relu := ops.get(Op("conv", "fprop", after=(Map("relu"),)))) is not None:
+                ops[Op("conv", "fprop", after=(Map(name),))] = relu
     return kind
 
 
@@ -149,7 +151,7 @@ def loss(name: str, function: Callable[..., Any], gradient: Callable[..., Any], 
     pairs.LOSSES[name] = made
     definition.LOSSES[name] = kind
     for row in modes.MODES.values():
-        _enter(row, "mse_fprop", pairs.host_of(made) if row.device == "host" else pairs.ops_of(made))
+        _enter(row, Op("mse", "fprop"), pairs.host_of(made) if row.device == "host" else pairs.ops_of(made))
     return kind
 
 
@@ -188,7 +190,7 @@ def optimizer(
         raise UsageError(f"{name}: states must be at most {MOST_STATES} different names, got {states!r}")
     values = _numbers(name, numbers, MOST_NUMBERS)
     check_number(name, "lr", lr, exclusive=True)
-    _check_name(name, modes.CPU)
+    _check_name(name, {str(op): op for op in modes.CPU})
     step = _device(name, function, 3 + len(kept) + len(values))
     rule = Rule(name, step, kept, {each: np.float32(value) for each, value in values.items()}, decoupled)
     _check_rule(name, rule, tuple(values.values()))
@@ -197,9 +199,9 @@ def optimizer(
         return {**{each: getattr(self, each) for each in values}, **Optimizer.attrs(self)}
 
     doc = f"{inspect.getdoc(function) or name}; declared by `nbcnn.optimizer`."
-    kind = _class(name, Optimizer, values, {"op": name, "moments": kept, "own_lr": float(lr), "attrs": attrs, "__doc__": doc}, kw_only=True)
+    kind = _class(name, Optimizer, values, {"op": Op(name), "moments": kept, "own_lr": float(lr), "attrs": attrs, "__doc__": doc}, kw_only=True)
     for row in modes.MODES.values():
-        _enter(row, "sgd", {name: host(rule.reference) if row.device == "host" else Impl(rule.bind, traffic=rule.traffic)})
+        _enter(row, Op("sgd"), {Op(name): host(rule.reference) if row.device == "host" else Impl(rule.bind, traffic=rule.traffic)})
     return kind
 
 
@@ -213,13 +215,13 @@ def forget() -> None:
             modes.REFERENCES,
             *(ops for row in modes.MODES.values() for _, ops in row.fallbacks),
         ):
-            for key in (name, f"{name}_fprop", f"{name}_dgrad", f"conv_{name}_fprop"):
+            for key in (name, Op(name, "fprop"), Op(name, "dgrad"), Op("conv", "fprop", after=(Map(name),))):
                 held.pop(key, None)  # type: ignore[attr-defined]
         description.OWN.pop(kind.__name__, None)
     _declared.clear()
 
 
-def _enter(row: Any, beside: str, ops: Mapping[str, Any]) -> None:
+def _enter(row: Any, beside: Op, ops: Mapping[Op, Any]) -> None:
     """Put `ops` where a row has the op `beside`."""
     for _, known in row.fallbacks:
         if beside in known:
@@ -239,7 +241,7 @@ def _check_name(name: str, taken: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or any(word in name for word in _MEANT):
         words = ", ".join(_MEANT)
         raise UsageError(f"a name has small letters, digits and underscores, begins with a letter, and contains none of {words}; got {name!r}")
-    if name not in _declared and (name in taken or f"{name}_fprop" in modes.CPU):
+    if name not in _declared and (name in taken or Op(name, "fprop") in modes.CPU):
         raise UsageError(f"nbcnn has a {name} of its own: choose another name")
 
 

@@ -13,6 +13,7 @@ from nbcnn.nn.arguments import finite
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
+from nbcnn.plan.op import Op
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,21 @@ class Elementwise(NoParams):
         return asdict(self)
 
     @property
-    def op(self) -> str:
+    def function(self) -> str:
         """The name of the activation in the table."""
         return self.kind
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         attrs = self.attrs()
-        y = tape.temp(f"{scope}.y", x.shape, after_relu=self.op == "relu")
-        tape.emit(f"{self.op}_fprop", [x], [y], scope, **attrs)
+        y = tape.temp(f"{scope}.y", x.shape, after_relu=self.function == "relu")
+        tape.emit(Op(self.function, "fprop"), [x], [y], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
             if dy.masked:
                 # A ReLU whose gradient arrives masked has nothing left to do; as the gradient of x it is not called masked, because the mask is y's.
                 return replace(dy, base=dy.root, masked=False)
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit(f"{self.op}_dgrad", [dy, y if self.reads == "y" else x], [dx], scope, **attrs)
+            tape.emit(Op(self.function, "dgrad"), [dy, y if self.reads == "y" else x], [dx], scope, **attrs)
             return dx
 
         return y, backward
@@ -179,16 +180,16 @@ class LogSoftmax(NoParams):
         return _along_channels(self.kind, tape, x, scope)
 
 
-def _along_channels(op: str, tape: Tape, x: Buf, scope: str) -> Built:
-    """Record `op`_fprop of `x`, and a backward that reads what it made."""
+def _along_channels(kind: str, tape: Tape, x: Buf, scope: str) -> Built:
+    """Record the op `kind` of `x`, and a backward that reads what it made."""
     if len(x.shape) not in (2, 3, 4):
         raise ShapeError(f"{scope} takes vectors, series or images, got {x.shape}")
     y = tape.temp(f"{scope}.y", x.shape)
-    tape.emit(f"{op}_fprop", [x], [y], scope)
+    tape.emit(Op(kind, "fprop"), [x], [y], scope)
 
     def backward(dy: Buf) -> Buf:
         dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit(f"{op}_dgrad", [dy, y], [dx], scope)
+        tape.emit(Op(kind, "dgrad"), [dy, y], [dx], scope)
         return dx
 
     return y, backward
@@ -298,12 +299,12 @@ class PReLU(Layer):
             raise ShapeError(f"{scope} has {self.num_parameters} slopes, and its input {x.shape} has {x.shape[1]} channels: give 1 or as many")
         slopes = tape.param(scope, "weight", (self.num_parameters,))
         y = tape.temp(f"{scope}.y", x.shape)
-        tape.emit("prelu_fprop", [x, slopes], [y], scope)
+        tape.emit(Op("prelu", "fprop"), [x, slopes], [y], scope)
 
         def backward(dy: Buf) -> Buf:
-            tape.emit("prelu_wgrad", [dy, x], [tape.grad(slopes)], scope)
+            tape.emit(Op("prelu", "wgrad"), [dy, x], [tape.grad(slopes)], scope)
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("prelu_dgrad", [dy, x, slopes], [dx], scope)
+            tape.emit(Op("prelu", "dgrad"), [dy, x, slopes], [dx], scope)
             return dx
 
         return y, backward
@@ -335,7 +336,7 @@ class GELU(Elementwise):
         return {}
 
     @property
-    def op(self) -> str:
+    def function(self) -> str:
         return "gelu" if self.approximate == "none" else "gelu_tanh"
 
 

@@ -9,6 +9,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.nn.layer import Built, counts, fitting, images
 from nbcnn.plan.graph import Buf, Tape
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, window_extent
 
 MOST_TAPS = 15
@@ -46,13 +47,13 @@ def conv_by_engine(layer: Any, tape: Tape, x: Buf, scope: str, shape: ConvShape,
     w = weight.reshaped(shape.w_shape)
     y = tape.temp(f"{scope}.y", shape.y_shape)
     geometry = {"stride": shape.stride, "pad": shape.pad}
-    (emit or tape.emit)("conv_fprop", [x, w, *biases], [y], scope, **geometry)
+    (emit or tape.emit)(Op("conv", "fprop"), [x, w, *biases], [y], scope, **geometry)
 
     def backward(dy: Buf) -> Buf:
         dw = tape.grad(weight).reshaped(shape.w_shape)
-        tape.emit("conv_wgrad", [x, dy], [dw, *(tape.grad(b) for b in biases)], scope, **geometry)
+        tape.emit(Op("conv", "wgrad"), [x, dy], [dw, *(tape.grad(b) for b in biases)], scope, **geometry)
         dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("conv_dgrad", [dy, w], [dx], scope, **geometry)
+        tape.emit(Op("conv", "dgrad"), [dy, w], [dx], scope, **geometry)
         return dx
 
     return y, backward
@@ -91,13 +92,13 @@ def convolved(
     biases = [tape.param(scope, "bias", params["bias"].shape)] if layer.bias else []
     y = tape.temp(f"{scope}.y", (n, layer.out_channels, *out))
     attrs = {"groups": layer.groups, "stride": stride, "dilation": dilation, "pad": (top, left)}
-    tape.emit("gconv_fprop", [x, weight.reshaped(filters), *biases], [y], scope, **attrs)
+    tape.emit(Op("gconv", "fprop"), [x, weight.reshaped(filters), *biases], [y], scope, **attrs)
 
     def backward(dy: Buf) -> Buf:
         gradients = [tape.grad(weight).reshaped(filters), *(tape.grad(b) for b in biases)]
-        tape.emit("gconv_wgrad", [x, dy], gradients, scope, **attrs)
+        tape.emit(Op("gconv", "wgrad"), [x, dy], gradients, scope, **attrs)
         dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("gconv_dgrad", [dy, weight.reshaped(filters)], [dx], scope, **attrs)
+        tape.emit(Op("gconv", "dgrad"), [dy, weight.reshaped(filters)], [dx], scope, **attrs)
         return dx
 
     return y, backward
@@ -107,11 +108,11 @@ def padded_images(tape: Tape, x: Buf, sides: tuple[int, ...], scope: str, value:
     """Record images with `value` around them; `sides` are (top, bottom, left, right), and a negative one crops."""
     (n, c, h, w), (top, bottom, left, right) = images(x, scope), sides
     y, attrs = tape.temp(f"{scope}.padded", (n, c, h + top + bottom, w + left + right)), {"top": top, "left": left}
-    tape.emit("pad_fprop", [x], [y], scope, **attrs, value=float(value))
+    tape.emit(Op("pad", "fprop"), [x], [y], scope, **attrs, value=float(value))
 
     def backward(dy: Buf) -> Buf:
         dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("pad_dgrad", [dy], [dx], scope, **attrs)
+        tape.emit(Op("pad", "dgrad"), [dy], [dx], scope, **attrs)
         return dx
 
     return y, backward

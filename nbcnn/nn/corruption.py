@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.layer import Built, NoParams, counts, images
 from nbcnn.plan.graph import Buf, Tape
+from nbcnn.plan.op import Op
 
 
 class _TrainingOnly(NoParams):
@@ -51,7 +52,7 @@ class Noise(_TrainingOnly):
         if not tape.training or tape.examples is None or not self.sigma:
             return x, lambda dy: dy
         y = tape.temp(f"{scope}.y", x.shape)
-        tape.emit("noise", [x, *tape.examples], [y], scope, sigma=float(self.sigma), stream=_stream(scope))
+        tape.emit(Op("noise"), [x, *tape.examples], [y], scope, sigma=float(self.sigma), stream=_stream(scope))
         return y, lambda dy: dy
 
 
@@ -84,11 +85,11 @@ class MaskSquares(_TrainingOnly):
             return x, lambda dy: dy
         examples, attrs = tape.examples, {"share": float(self.share), "size": self.size, "stream": _stream(scope)}
         y = tape.temp(f"{scope}.y", x.shape, after_relu=x.after_relu)
-        tape.emit("mask_squares", [x, *examples], [y], scope, **attrs)
+        tape.emit(Op("mask_squares"), [x, *examples], [y], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("mask_squares", [dy, *examples], [dx], scope, **attrs)
+            tape.emit(Op("mask_squares"), [dy, *examples], [dx], scope, **attrs)
             return dx
 
         return y, backward
@@ -117,14 +118,14 @@ class KSparse(_TrainingOnly):
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         images(x, scope)
         y = tape.temp(f"{scope}.y", x.shape, after_relu=x.after_relu)
-        tape.emit("ksparse_fprop", [x], [y], scope, k=self.k)
+        tape.emit(Op("ksparse", "fprop"), [x], [y], scope, k=self.k)
 
         def backward(dy: Buf) -> Buf:
             if dy.masked:
                 # Zero where y is, so where x is: what passes no value passes no gradient, and there is nothing left to do.
                 return replace(dy, base=dy.root, masked=x.after_relu)
             dx = tape.temp(f"{scope}.dx", x.shape, masked=x.after_relu)
-            tape.emit("ksparse_dgrad", [dy, y], [dx], scope, k=self.k)
+            tape.emit(Op("ksparse", "dgrad"), [dy, y], [dx], scope, k=self.k)
             return dx
 
         return y, backward
@@ -169,11 +170,11 @@ class Dropout(NoParams):
         examples = tape.examples
         # Where x is 0 after a ReLU, y is too, and a gradient that is masked for y stays masked.
         y = tape.temp(f"{scope}.y", x.shape, after_relu=x.after_relu)
-        tape.emit("dropout_fprop", [x, *examples], [y], scope, **attrs)
+        tape.emit(Op("dropout", "fprop"), [x, *examples], [y], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape, masked=dy.masked)
-            tape.emit("dropout_dgrad", [dy, *examples], [dx], scope, **attrs)
+            tape.emit(Op("dropout", "dgrad"), [dy, *examples], [dx], scope, **attrs)
             return dx
 
         return y, backward

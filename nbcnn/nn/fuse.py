@@ -63,6 +63,7 @@ from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d
 from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.plan.graph import Named, Node, Wired, chain, named
+from nbcnn.plan.op import Op
 
 
 def _always(parts: Sequence[Any]) -> bool:
@@ -125,7 +126,7 @@ RULES = (
 """The rules, tried in this order at every position of the list."""
 
 
-def _inside(name: str, layer: Any, ops: Container[str]) -> Any:
+def _inside(name: str, layer: Any, ops: Container[Op]) -> Any:
     """A Residual with its body fused, if there is something to fuse; any other layer as it is."""
     if type(layer) is not Residual:
         return layer
@@ -134,12 +135,12 @@ def _inside(name: str, layer: Any, ops: Container[str]) -> Any:
     return layer if body == plain else FusedResidual(tuple(body), layer.params())
 
 
-def fuse(layers: Sequence[Named], ops: Container[str]) -> list[Named]:
+def fuse(layers: Sequence[Named], ops: Container[Op]) -> list[Named]:
     """A list of `layers` with the fused layers whose ops are all among `ops`."""
     return [(node.name, node.layer) for node in fuse_nodes(chain(layers), ops).nodes]
 
 
-def fuse_nodes(wired: Wired, ops: Container[str]) -> Wired:
+def fuse_nodes(wired: Wired, ops: Container[Op]) -> Wired:
     """`wired` with the fused layers whose ops are all among `ops`.
 
     Each stands where the first of its parts stood; one that reads further values on its way, where the last stood, when they have been made.

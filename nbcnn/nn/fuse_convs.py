@@ -20,6 +20,7 @@ from nbcnn.nn.layer import Built, Param, known
 from nbcnn.nn.layers import Conv2d, Linear
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.plan.graph import Buf, ShapeError, Tape, trace
+from nbcnn.plan.op import Loss, Map, Mask, Norm, Op, Pool, Unpool
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
@@ -50,11 +51,11 @@ class _AroundConv(Fused):
         return [tape.grad(buf) for buf in self._weights(tape)]
 
 
-def _dgrad(tape: Tape, op: str, dy: Buf, w: Buf, x: Buf, scope: str, **attrs: int) -> Buf:
+def _dgrad(tape: Tape, op: Op, dy: Buf, w: Buf, x: Buf, scope: str, **attrs: int) -> Buf:
     """Record x's gradient by `op`, masked by the ReLU that x came out of, if any."""
     dx = tape.temp(f"{scope}.dx", x.shape, masked=x.after_relu)
     if x.after_relu:
-        tape.emit(f"{op}_relu", [dy, w, x], [dx], scope, **attrs)
+        tape.emit(Op(op.kind, "dgrad", after=(Mask("relu"),)), [dy, w, x], [dx], scope, **attrs)
     else:
         tape.emit(op, [dy, w], [dx], scope, **attrs)
     return dx
@@ -77,9 +78,9 @@ class ConvActivation(_AroundConv):
         return self.parts[1][1]
 
     @property
-    def ops(self) -> tuple[str, ...]:  # type: ignore[override]
+    def ops(self) -> tuple[Op, ...]:  # type: ignore[override]
         """What a row must have."""
-        return f"conv_{self.activation.op}_fprop", "conv_dgrad_relu"
+        return Op("conv", "fprop", after=(Map(self.activation.function),)), Op("conv", "dgrad", after=(Mask("relu"),))
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if tape.training and self.activation.reads == "x":
@@ -89,19 +90,19 @@ class ConvActivation(_AroundConv):
 
     def _record(self, tape: Tape, x: Buf, w: Buf, b: Buf, y_shape: tuple[int, ...], scope: str, attrs: dict[str, int]) -> Built:
         """Record y of images, and a backward of their gradients."""
-        op, parameters = self.activation.op, self.activation.attrs()
-        y = tape.temp(f"{scope}.y", y_shape, after_relu=op == "relu")
-        tape.emit(f"conv_{op}_fprop", [x, w, b], [y], scope, **attrs, **parameters)
+        f, parameters = self.activation.function, self.activation.attrs()
+        y = tape.temp(f"{scope}.y", y_shape, after_relu=f == "relu")
+        tape.emit(Op("conv", "fprop", after=(Map(f),)), [x, w, b], [y], scope, **attrs, **parameters)
 
         def backward(dy: Buf) -> Buf:
-            if op == "relu":
+            if f == "relu":
                 dz = unmasked(tape, dy, y, scope)
             else:
                 dz = tape.temp(f"{scope}.dz", y_shape)
-                tape.emit(f"{op}_dgrad", [dy, y], [dz], scope, **parameters)
+                tape.emit(Op(f, "dgrad"), [dy, y], [dz], scope, **parameters)
             dw, db = self._grads(tape)
-            tape.emit("conv_wgrad", [x, dz], [dw.reshaped(w.shape), db], scope, **attrs)
-            return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
+            tape.emit(Op("conv", "wgrad"), [x, dz], [dw.reshaped(w.shape), db], scope, **attrs)
+            return _dgrad(tape, Op("conv", "dgrad"), dz, w, x, scope, **attrs)
 
         return y, backward
 
@@ -135,12 +136,12 @@ class ConvEvoNorm(_AroundConv):
     """
 
     kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = (
-        "conv_evonorm_s0_fprop",
-        "conv_evonorm_s0_infer",
-        "conv_evonorm_b0_fprop",
-        "conv_evonorm_b0_infer",
-        "conv_dgrad_relu",
+    ops: ClassVar[tuple[Op, ...]] = (
+        Op("conv", "fprop", after=(Norm("evonorm_s0"),)),
+        Op("conv", "infer", after=(Norm("evonorm_s0"),)),
+        Op("conv", "fprop", after=(Norm("evonorm_b0"),)),
+        Op("conv", "infer", after=(Norm("evonorm_b0"),)),
+        Op("conv", "dgrad", after=(Mask("relu"),)),
     )
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
@@ -152,18 +153,18 @@ class ConvEvoNorm(_AroundConv):
         y, z = tape.temp(f"{name}.y", shape.y_shape), tape.temp(f"{scope}.y", shape.y_shape)
         emit, norm_backward = norm.record(tape, z, y, name)
 
-        def op(of_norm: str, ins: list[Buf], outs: list[Buf], **more: Any) -> None:
+        def op(of_norm: Op, ins: list[Buf], outs: list[Buf], **more: Any) -> None:
             if tape.training:
-                tape.emit(f"conv_{of_norm}", [x, w, b, *ins[1:]], [outs[0], z, *outs[1:]], scope, **attrs, **more)
+                tape.emit(Op("conv", "fprop", after=(Norm(of_norm.kind),)), [x, w, b, *ins[1:]], [outs[0], z, *outs[1:]], scope, **attrs, **more)
             else:
-                tape.emit(f"conv_{of_norm.replace('fprop', 'infer')}", [x, w, b, *ins[1:]], outs[:1], scope, **attrs, **more)
+                tape.emit(Op("conv", "infer", after=(Norm(of_norm.kind),)), [x, w, b, *ins[1:]], outs[:1], scope, **attrs, **more)
 
         emit(op)
 
         def backward(dy: Buf) -> Buf:
             dz = norm_backward(dy)
-            tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
-            return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
+            tape.emit(Op("conv", "wgrad"), [x, dz], self._grads(tape), scope, **attrs)
+            return _dgrad(tape, Op("conv", "dgrad"), dz, w, x, scope, **attrs)
 
         return y, backward
 
@@ -173,7 +174,12 @@ class ConvReLUPool(_AroundConv):
     """2×2 maxpool of relu(conv(x) + b); keeps the pooled output and a 2-bit index, never what was pooled."""
 
     kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = ("conv_relu_pool_fprop", "unpool", "conv_dgrad_relu", "conv_pool_wgrad")
+    ops: ClassVar[tuple[Op, ...]] = (
+        Op("conv", "fprop", after=(Map("relu"), Pool())),
+        Op("unpool"),
+        Op("conv", "dgrad", after=(Mask("relu"),)),
+        Op("conv", "wgrad", before=(Unpool(),)),
+    )
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         shape, (w, b) = self.conv.shape(x, scope), self._weights(tape)
@@ -182,17 +188,17 @@ class ConvReLUPool(_AroundConv):
         attrs = {"stride": shape.stride, "pad": shape.pad}
         y = tape.temp(f"{scope}.y", (shape.N, shape.K, shape.P // 2, shape.Q // 2), after_relu=True)
         index = tape.temp(f"{scope}.index", (shape.N, -(-shape.K // 4), shape.P // 2, shape.Q // 2), "uint8")
-        tape.emit("conv_relu_pool_fprop", [x, w, b], [y, index], scope, **attrs)
+        tape.emit(Op("conv", "fprop", after=(Map("relu"), Pool())), [x, w, b], [y, index], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
             dp = unmasked(tape, dy, y, scope)
             dz = tape.temp(f"{scope}.dz", shape.y_shape)
-            tape.emit("unpool", [dp, index], [dz], scope)  # dead if nobody wants dx and wgrad reads dp
+            tape.emit(Op("unpool"), [dp, index], [dz], scope)  # dead if nobody wants dx and wgrad reads dp
             if shape.C * shape.R * shape.S <= FEW_TAPS:
-                tape.emit("conv_pool_wgrad", [x, dp, index], self._grads(tape), scope, **attrs)
+                tape.emit(Op("conv", "wgrad", before=(Unpool(),)), [x, dp, index], self._grads(tape), scope, **attrs)
             else:
-                tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
-            return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
+                tape.emit(Op("conv", "wgrad"), [x, dz], self._grads(tape), scope, **attrs)
+            return _dgrad(tape, Op("conv", "dgrad"), dz, w, x, scope, **attrs)
 
         return y, backward
 
@@ -202,18 +208,23 @@ class UpConv(_AroundConv):
     """conv 3×3 of the image doubled by nearest neighbour, without the doubled image."""
 
     kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = ("upconv_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
+    ops: ClassVar[tuple[Op, ...]] = (
+        Op("upconv", "fprop"),
+        Op("upconv", "dgrad"),
+        Op("upconv", "dgrad", after=(Mask("relu"),)),
+        Op("upconv", "wgrad"),
+    )
     relu: ClassVar[bool] = False
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         w, b = self._weights(tape)
         y = tape.temp(f"{scope}.y", self.conv.shape(x, scope, doubled=True).y_shape, after_relu=self.relu)
-        tape.emit("upconv_relu_fprop" if self.relu else "upconv_fprop", [x, w, b], [y], scope)
+        tape.emit(Op("upconv", "fprop", after=(Map("relu"),)) if self.relu else Op("upconv", "fprop"), [x, w, b], [y], scope)
 
         def backward(dy: Buf) -> Buf:
             dz = unmasked(tape, dy, y, scope) if self.relu else dy
-            tape.emit("upconv_wgrad", [x, dz], self._grads(tape), scope)
-            return _dgrad(tape, "upconv_dgrad", dz, w, x, scope)
+            tape.emit(Op("upconv", "wgrad"), [x, dz], self._grads(tape), scope)
+            return _dgrad(tape, Op("upconv", "dgrad"), dz, w, x, scope)
 
         return y, backward
 
@@ -222,7 +233,12 @@ class UpConv(_AroundConv):
 class UpConvReLU(UpConv):
     """relu of `UpConv`."""
 
-    ops: ClassVar[tuple[str, ...]] = ("upconv_relu_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
+    ops: ClassVar[tuple[Op, ...]] = (
+        Op("upconv", "fprop", after=(Map("relu"),)),
+        Op("upconv", "dgrad"),
+        Op("upconv", "dgrad", after=(Mask("relu"),)),
+        Op("upconv", "wgrad"),
+    )
     relu: ClassVar[bool] = True
 
 
@@ -232,7 +248,12 @@ class UpConvMSE(_AroundConv):
 
     kind: ClassVar[str] = "mse"
     needs_labels: ClassVar[bool] = False
-    ops: ClassVar[tuple[str, ...]] = ("upconv_mse_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
+    ops: ClassVar[tuple[Op, ...]] = (
+        Op("upconv", "fprop", after=(Loss("mse"),)),
+        Op("upconv", "dgrad"),
+        Op("upconv", "dgrad", after=(Mask("relu"),)),
+        Op("upconv", "wgrad"),
+    )
 
     def build(self, tape: Tape, x: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         w, b = self._weights(tape)
@@ -240,8 +261,8 @@ class UpConvMSE(_AroundConv):
         if doubled != target.shape:
             raise ShapeError(f"{scope}: the network makes {doubled}, the target is {target.shape}")
         value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", doubled)
-        tape.emit("upconv_mse_fprop", [x, w, b, target], [value, dy], self.scope)
+        tape.emit(Op("upconv", "fprop", after=(Loss("mse"),)), [x, w, b, target], [value, dy], self.scope)
         if not tape.training:
             return value, dy
-        tape.emit("upconv_wgrad", [x, dy], self._grads(tape), self.scope)
-        return value, _dgrad(tape, "upconv_dgrad", dy, w, x, self.scope)
+        tape.emit(Op("upconv", "wgrad"), [x, dy], self._grads(tape), self.scope)
+        return value, _dgrad(tape, Op("upconv", "dgrad"), dy, w, x, self.scope)

@@ -15,21 +15,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nbcnn.nn import joins
 from nbcnn.nn.fused import Fused
-from nbcnn.nn.joins import Add, Joined, alike
+from nbcnn.nn.joins import Joined, alike
 from nbcnn.nn.layer import Built
 from nbcnn.nn.layers import add_gradient
 from nbcnn.nn.norms import BatchNorm2d, no_backward
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, trace
+from nbcnn.plan.op import Add, Map, Mask, Moments, Op, Part, undone
 from nbcnn.plan.shapes import numel
 
-STATISTICS = ("conv_statistics_fprop", "batchnorm_apply", "batchnorm_relu_apply", "batchnorm_add_relu_apply")
+STATISTICS = (
+    Op("conv", "fprop", after=(Moments(),)),
+    Op("batchnorm", "apply"),
+    Op("batchnorm", "apply", after=(Map("relu"),)),
+    Op("batchnorm", "apply", after=(Add(), Map("relu"))),
+)
 """The ops of a norm behind a convolution in training."""
 
 
-def _ops_of(form: str) -> tuple[str, ...]:
-    """The ops of a norm with what `form` names behind it."""
-    return tuple(f"batchnorm{form}_{name}" for name in ("fprop", "infer", "grads"))
+def _ops_of(*after: Part) -> tuple[Op, ...]:
+    """The ops of a norm with `after` behind it."""
+    return *(Op("batchnorm", name, after=after) for name in ("fprop", "infer")), Op("batchnorm", "grads", before=undone(after))
 
 
 @dataclass(frozen=True)
@@ -40,13 +47,13 @@ class BatchNormReLU(Fused):
     """
 
     kind: ClassVar[str] = "batchnorm"
-    form: ClassVar[str] = "_relu"
-    ops: ClassVar[tuple[str, ...]] = _ops_of("_relu")
+    after: ClassVar[tuple[Part, ...]] = (Map("relu"),)
+    ops: ClassVar[tuple[Op, ...]] = _ops_of(Map("relu"))
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if tape.training and tape.sync is not None:
             return trace(tape, self.parts, x)
-        y, backward = self.parts[0][1].normalise(tape, x, scope, self.form)
+        y, backward = self.parts[0][1].normalise(tape, x, scope, self.after)
         return y, lambda dy: backward(dy)[0]
 
 
@@ -54,32 +61,32 @@ class BatchNormReLU(Fused):
 class BatchNormGELU(BatchNormReLU):
     """gelu of a BatchNorm2d."""
 
-    form: ClassVar[str] = "_gelu"
-    ops: ClassVar[tuple[str, ...]] = _ops_of("_gelu")
+    after: ClassVar[tuple[Part, ...]] = (Map("gelu"),)
+    ops: ClassVar[tuple[Op, ...]] = _ops_of(Map("gelu"))
 
 
 @dataclass(frozen=True)
 class BatchNormReLU6(BatchNormReLU):
     """relu6 of a BatchNorm2d."""
 
-    form: ClassVar[str] = "_relu6"
-    ops: ClassVar[tuple[str, ...]] = _ops_of("_relu6")
+    after: ClassVar[tuple[Part, ...]] = (Map("relu6"),)
+    ops: ClassVar[tuple[Op, ...]] = _ops_of(Map("relu6"))
 
 
 @dataclass(frozen=True)
 class BatchNormHardSwish(BatchNormReLU):
     """hard_swish of a BatchNorm2d."""
 
-    form: ClassVar[str] = "_hard_swish"
-    ops: ClassVar[tuple[str, ...]] = _ops_of("_hard_swish")
+    after: ClassVar[tuple[Part, ...]] = (Map("hard_swish"),)
+    ops: ClassVar[tuple[Op, ...]] = _ops_of(Map("hard_swish"))
 
 
 @dataclass(frozen=True)
 class BatchNormSwish(BatchNormReLU):
     """swish of a BatchNorm2d."""
 
-    form: ClassVar[str] = "_swish"
-    ops: ClassVar[tuple[str, ...]] = _ops_of("_swish")
+    after: ClassVar[tuple[Part, ...]] = (Map("swish"),)
+    ops: ClassVar[tuple[Op, ...]] = _ops_of(Map("swish"))
 
 
 @dataclass(frozen=True)
@@ -88,14 +95,14 @@ class BatchNormAddReLU(Fused):
 
     kind: ClassVar[str] = "batchnorm"
     joins: ClassVar[bool] = True
-    ops: ClassVar[tuple[str, ...]] = _ops_of("_add_relu")
+    ops: ClassVar[tuple[Op, ...]] = _ops_of(Add(), Map("relu"))
 
     def build(self, tape: Tape, xs: Sequence[Buf], scope: str) -> Joined:
         (name, norm), (sum_name, add), (after, relu) = self.parts
         x, other = xs
         alike([x, other], sum_name)
         if not tape.training or tape.sync is None:
-            return norm.normalise(tape, x, name, "_add_relu", other)
+            return norm.normalise(tape, x, name, (Add(), Map("relu")), other)
         inner, norm_backward = norm.build(tape, x, name)
         total, add_backward = add.build(tape, [inner, other], sum_name)
         y, relu_backward = relu.build(tape, total, after)
@@ -112,19 +119,25 @@ class ConvBatchNorm(Fused):
     """A BatchNorm2d of conv(x), and perhaps its ReLU. In inference the norm is folded into filters and bias, and the convolution makes y alone."""
 
     kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_fold", *STATISTICS, *BatchNormReLU.ops, "conv_relu_fprop", "conv_dgrad_relu")
+    ops: ClassVar[tuple[Op, ...]] = (
+        Op("batchnorm", "fold"),
+        *STATISTICS,
+        *BatchNormReLU.ops,
+        Op("conv", "fprop", after=(Map("relu"),)),
+        Op("conv", "dgrad", after=(Mask("relu"),)),
+    )
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         relu = len(self.parts) > 2
         if not tape.training:
-            return _folded(tape, self.parts, x, "conv_relu_fprop" if relu else "conv_fprop"), no_backward
+            return _folded(tape, self.parts, x, Op("conv", "fprop", after=(Map("relu"),)) if relu else Op("conv", "fprop")), no_backward
         if tape.sync is not None:
             return trace(tape, self.parts, x)
-        y, backward = _behind_conv(tape, self.parts, x, "_relu" if relu else "")
+        y, backward = _behind_conv(tape, self.parts, x, (Map("relu"),) if relu else ())
         return y, lambda dy: backward(dy)[0]
 
 
-def _folded(tape: Tape, parts: Sequence[Named], x: Buf, op: str) -> Buf:
+def _folded(tape: Tape, parts: Sequence[Named], x: Buf, op: Op) -> Buf:
     """Record, for inference, the convolution of `parts` with the norm behind it folded into its filters and bias, by `op`."""
     (name, conv), (norm_name, norm), *_ = parts
     shape = conv.shape(x, name)
@@ -133,13 +146,15 @@ def _folded(tape: Tape, parts: Sequence[Named], x: Buf, op: str) -> Buf:
     # One axis, so that no row of the op table rounds the filters before they are packed.
     filters, shift = tape.temp(f"{name}.folded", (numel(shape.w_shape),)), tape.temp(f"{name}.shift", (shape.K,))
     ins = [weight.reshaped(filters.shape), *bias, *norm.affine_of(tape, norm_name), *norm.running(tape, norm_name)]
-    tape.emit("batchnorm_fold", ins, [filters, shift], norm_name, eps=norm.eps)
+    tape.emit(Op("batchnorm", "fold"), ins, [filters, shift], norm_name, eps=norm.eps)
     y = tape.temp(f"{name}.y", shape.y_shape)
     tape.emit(op, [x, filters.reshaped(shape.w_shape), shift], [y], name, stride=shape.stride, pad=shape.pad)
     return y
 
 
-def _behind_conv(tape: Tape, parts: Sequence[Named], x: Buf, form: str, other: Buf | None = None) -> tuple[Buf, Callable[[Buf], list[Buf]]]:
+def _behind_conv(
+    tape: Tape, parts: Sequence[Named], x: Buf, after: tuple[Part, ...], other: Buf | None = None
+) -> tuple[Buf, Callable[[Buf], list[Buf]]]:
     """Record, in training, the convolution of `parts` with the statistics of the batch, and the norm behind it as `BatchNorm2d.normalise` does.
 
     The backward gives the gradient of x and, if there is one, that of `other`.
@@ -149,10 +164,10 @@ def _behind_conv(tape: Tape, parts: Sequence[Named], x: Buf, form: str, other: B
 
     def with_statistics(_: str, ins: Sequence[Buf], outs: Sequence[Buf], scope: str, **geometry: Any) -> None:
         attrs = {"eps": norm.eps, "momentum": norm.momentum}
-        tape.emit("conv_statistics_fprop", [*ins, *running], [*outs, *kept, *running], scope, **geometry, **attrs)
+        tape.emit(Op("conv", "fprop", after=(Moments(),)), [*ins, *running], [*outs, *kept, *running], scope, **geometry, **attrs)
 
     z, conv_backward = conv.build(tape, x, name, with_statistics)
-    y, norm_backward = norm.normalise(tape, z, norm_name, form, other, kept)
+    y, norm_backward = norm.normalise(tape, z, norm_name, after, other, kept)
 
     def backward(dy: Buf) -> list[Buf]:
         dz, *dother = norm_backward(dy)
@@ -167,12 +182,12 @@ class ConvBatchNormGELU(Fused):
 
     kind: ClassVar[str] = "conv"
     norm: ClassVar[type[BatchNormReLU]] = BatchNormGELU
-    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormGELU.ops, "batchnorm_gelu_apply")
+    ops: ClassVar[tuple[Op, ...]] = (*STATISTICS, *BatchNormGELU.ops, Op("batchnorm", "apply", after=(Map("gelu"),)))
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if not tape.training or tape.sync is not None or self.parts[0][1].general:
             return trace(tape, [self.parts[0], (self.parts[1][0], self.norm(self.parts[1:]))], x)
-        y, backward = _behind_conv(tape, self.parts, x, self.norm.form)
+        y, backward = _behind_conv(tape, self.parts, x, self.norm.after)
         return y, lambda dy: backward(dy)[0]
 
 
@@ -181,7 +196,7 @@ class ConvBatchNormReLU6(ConvBatchNormGELU):
     """relu6 of a BatchNorm2d of conv(x)."""
 
     norm: ClassVar[type[BatchNormReLU]] = BatchNormReLU6
-    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormReLU6.ops, "batchnorm_relu6_apply")
+    ops: ClassVar[tuple[Op, ...]] = (*STATISTICS, *BatchNormReLU6.ops, Op("batchnorm", "apply", after=(Map("relu6"),)))
 
 
 @dataclass(frozen=True)
@@ -189,7 +204,7 @@ class ConvBatchNormHardSwish(ConvBatchNormGELU):
     """hard_swish of a BatchNorm2d of conv(x)."""
 
     norm: ClassVar[type[BatchNormReLU]] = BatchNormHardSwish
-    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormHardSwish.ops, "batchnorm_hard_swish_apply")
+    ops: ClassVar[tuple[Op, ...]] = (*STATISTICS, *BatchNormHardSwish.ops, Op("batchnorm", "apply", after=(Map("hard_swish"),)))
 
 
 @dataclass(frozen=True)
@@ -197,7 +212,7 @@ class ConvBatchNormSwish(ConvBatchNormGELU):
     """swish of a BatchNorm2d of conv(x)."""
 
     norm: ClassVar[type[BatchNormReLU]] = BatchNormSwish
-    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormSwish.ops, "batchnorm_swish_apply")
+    ops: ClassVar[tuple[Op, ...]] = (*STATISTICS, *BatchNormSwish.ops, Op("batchnorm", "apply", after=(Map("swish"),)))
 
 
 @dataclass(frozen=True)
@@ -206,7 +221,7 @@ class ConvBatchNormAddReLU(Fused):
 
     kind: ClassVar[str] = "conv"
     joins: ClassVar[bool] = True
-    ops: ClassVar[tuple[str, ...]] = (*STATISTICS, *BatchNormAddReLU.ops)
+    ops: ClassVar[tuple[Op, ...]] = (*STATISTICS, *BatchNormAddReLU.ops)
 
     def build(self, tape: Tape, xs: Sequence[Buf], scope: str) -> Joined:
         x, other = xs
@@ -215,7 +230,7 @@ class ConvBatchNormAddReLU(Fused):
         norm.check(z, norm_name)
         alike([z, other], sum_name)
         if tape.training and tape.sync is None:
-            return _behind_conv(tape, self.parts, x, "_add_relu", other)
+            return _behind_conv(tape, self.parts, x, (Add(), Map("relu")), other)
         z, conv_backward = conv.build(tape, x, name)
         y, norm_backward = BatchNormAddReLU(self.parts[1:]).build(tape, [z, other], norm_name)
 
@@ -231,7 +246,7 @@ class ResidualReLU(Fused):
     """relu(body(x) + x), the sum and the ReLU computed by the BatchNorm2d at the body's end."""
 
     kind: ClassVar[str] = "residual"
-    ops: ClassVar[tuple[str, ...]] = _ops_of("_add_relu")
+    ops: ClassVar[tuple[Op, ...]] = _ops_of(Add(), Map("relu"))
 
     def named_body(self, scope: str) -> list[Named]:
         """The layers of the body with their names."""
@@ -245,7 +260,7 @@ class ResidualReLU(Fused):
         shape = last[1].parts[0][1].shape(inner, last[0]).y_shape if isinstance(last[1], ConvBatchNorm) else inner.shape
         if shape != x.shape:
             raise ShapeError(f"{scope}: the body turns {x.shape} into {shape}, which cannot be added to its input")
-        y, backward = _plus(last, ((scope, Add()), self.parts[1])).build(tape, [inner, x], last[0])
+        y, backward = _plus(last, ((scope, joins.Add()), self.parts[1])).build(tape, [inner, x], last[0])
 
         def backward_both(dy: Buf) -> Buf:
             dz, dother = backward(dy)

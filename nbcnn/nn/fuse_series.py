@@ -16,6 +16,7 @@ from nbcnn.nn.fused import Fused
 from nbcnn.nn.layer import Built
 from nbcnn.nn.series_layers import GLU, PointwiseConv1d, gated
 from nbcnn.plan.graph import Buf, ShapeError, Tape, trace
+from nbcnn.plan.op import Map, Op
 
 FUSED_TAPS = 96
 """Taps up to which a depthwise convolution has a fused backward (`nbcnn.ops.series.dwconv1d.best_backward`)."""
@@ -26,7 +27,7 @@ class DepthwiseTogether(Fused):
     """DepthwiseConv1d or StateSpaceConv1d whose two gradients, of input and filters, are one op."""
 
     kind: ClassVar[str] = "dwconv"
-    ops: ClassVar[tuple[str, ...]] = ("dwconv1d_bwd",)
+    ops: ClassVar[tuple[Op, ...]] = (Op("dwconv1d", "bwd"),)
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         return self.parts[0][1].build(tape, x, scope, together=True)
@@ -37,7 +38,7 @@ class GatedPointwise(Fused):
     """glu(pointwise(x)), and `plus` added to it; in training the pointwise convolution's own output is kept for GLU's gradient."""
 
     kind: ClassVar[str] = "pointwise"
-    ops: ClassVar[tuple[str, ...]] = ("pwconv1d_glu_fprop",)
+    ops: ClassVar[tuple[Op, ...]] = (Op("pwconv1d", "fprop", after=(Map("glu"),)),)
 
     @staticmethod
     def takes(x: Buf) -> bool:
@@ -62,7 +63,7 @@ class LastOfResidual(Fused):
     """
 
     kind: ClassVar[str] = "residual"
-    ops: ClassVar[tuple[str, ...]] = ("last_fprop", "last_dgrad")
+    ops: ClassVar[tuple[Op, ...]] = (Op("last", "fprop"), Op("last", "dgrad"))
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         (name, residual), (last, step) = self.parts
@@ -74,12 +75,12 @@ class LastOfResidual(Fused):
         y = tape.temp(f"{name}.y", (*kept.shape, 1))
         if after.shape != y.shape:
             raise ShapeError(f"{name}: the body makes {after.shape[1]} channels of {kept.shape[1]}, which cannot be added to its input")
-        tape.emit("add", [after, kept.reshaped(y.shape)], [y], name)
+        tape.emit(Op("add"), [after, kept.reshaped(y.shape)], [y], name)
 
         def backward(dy: Buf) -> Buf:
             dhour = after_backward(dy.reshaped(y.shape))
             dx = tape.temp(f"{name}.dx", x.shape)
-            tape.emit("add", [inner_backward(hour_backward(dhour.reshaped(hour.shape))), kept_backward(dy)], [dx], name)
+            tape.emit(Op("add"), [inner_backward(hour_backward(dhour.reshaped(hour.shape))), kept_backward(dy)], [dx], name)
             return dx
 
         return y.reshaped(kept.shape), backward

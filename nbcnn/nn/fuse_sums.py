@@ -18,6 +18,7 @@ from nbcnn.nn.joins import Joined
 from nbcnn.nn.layer import Built, Param
 from nbcnn.nn.layers import add_gradient, add_input
 from nbcnn.plan.graph import Buf, Named, Tape, trace
+from nbcnn.plan.op import Map, Op
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class AddReLU(Fused):
 
     kind: ClassVar[str] = "add"
     joins: ClassVar[bool] = True
-    ops: ClassVar[tuple[str, ...]] = ("add_relu",)
+    ops: ClassVar[tuple[Op, ...]] = (Op("add", after=(Map("relu"),)),)
 
     def build(self, tape: Tape, xs: Sequence[Buf], scope: str) -> Joined:
         (name, add), (after, relu) = self.parts
@@ -35,7 +36,7 @@ class AddReLU(Fused):
             y, relu_backward = relu.build(tape, total, after)
             return y, lambda dy: add_backward(relu_backward(dy))
         y = tape.temp(f"{scope}.y", xs[0].shape, after_relu=True)
-        tape.emit("add_relu", xs, [y], scope)
+        tape.emit(Op("add", after=(Map("relu"),)), xs, [y], scope)
 
         def backward(dy: Buf) -> list[Buf]:
             dz = unmasked(tape, dy, y, scope)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from nbcnn.nn.layer import Param
 from nbcnn.plan.graph import Buf, Named, Tape
+from nbcnn.plan.op import Op
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Fused:
     """`parts`: the plain layers with their names, in order; the first of them has the parameters. `ops`: what a row must have for it."""
 
     parts: tuple[Named, ...]
-    ops: ClassVar[tuple[str, ...]]
+    ops: ClassVar[tuple[Op, ...]]
 
     @property
     def scope(self) -> str:
@@ -30,5 +31,5 @@ def unmasked(tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
     if dy.masked:
         return dy
     dz = tape.temp(f"{scope}.dz", y.shape, masked=True)
-    tape.emit("relu_dgrad", [dy, y], [dz], scope)
+    tape.emit(Op("relu", "dgrad"), [dy, y], [dz], scope)
     return dz

@@ -22,6 +22,7 @@ from nbcnn.files.quote import quoted
 from nbcnn.nn.arguments import Arguments
 from nbcnn.plan import graph as plan
 from nbcnn.plan.graph import Buf, Node, ShapeError, Tape, Wired, chain, joins, named
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Shape = tuple[int, ...]
@@ -381,7 +382,7 @@ def pack(tape: Tape, xs: Sequence[Buf], scope: str) -> Buf:
         return xs[0]
     flat = [_flat(tape, x, f"{scope}.flat{at}", scope) for at, x in enumerate(xs, 1)]
     y = tape.temp(f"{scope}.packed", (xs[0].shape[0], sum(x.shape[1] for x in flat)))
-    tape.emit("concat_fprop", flat, [y], scope)
+    tape.emit(Op("concat", "fprop"), flat, [y], scope)
     return y
 
 
@@ -395,7 +396,7 @@ def unpack(tape: Tape, y: Buf, shapes: Sequence[Shape], scope: str) -> list[Buf]
     for at, shape in enumerate(shapes, 1):
         made = (n, numel(shape))
         flat.append(tape.temp(f"{scope}.flat{at}", (numel(made),) if exact else made, y.dtype).reshaped(made))
-    tape.emit("concat_dgrad", [y], flat, scope)
+    tape.emit(Op("concat", "dgrad"), [y], flat, scope)
     return [_shaped(tape, x, (n, *shape), f"{scope}.part{at}", scope) for at, (x, shape) in enumerate(zip(flat, shapes, strict=True), 1)]
 
 
@@ -405,7 +406,7 @@ def _flat(tape: Tape, x: Buf, name: str, scope: str) -> Buf:
     if len(x.shape) != 4:
         return x.reshaped(shape)
     y = tape.temp(name, shape)
-    tape.emit("flatten_fprop", [x], [y], scope)
+    tape.emit(Op("flatten", "fprop"), [x], [y], scope)
     return y
 
 
@@ -414,7 +415,7 @@ def _shaped(tape: Tape, x: Buf, shape: Shape, name: str, scope: str) -> Buf:
     if len(shape) != 4:
         return x.reshaped(shape)
     y = tape.temp(name, shape)
-    tape.emit("flatten_dgrad", [x], [y], scope)
+    tape.emit(Op("flatten", "dgrad"), [x], [y], scope)
     return y
 
 

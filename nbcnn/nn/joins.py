@@ -16,6 +16,7 @@ from nbcnn.nn.convolve import padded_images
 from nbcnn.nn.graphs import reshape, unpack
 from nbcnn.nn.layer import Built, NoParams, images
 from nbcnn.plan.graph import Buf, ShapeError, Tape
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Joined = tuple[Buf, Callable[[Buf], list[Buf]]]
@@ -48,7 +49,7 @@ class Add(NoParams):
         y = xs[0]
         for x in xs[1:]:
             total = tape.temp(f"{scope}.y", x.shape)
-            tape.emit("add", [y, x], [total], scope)
+            tape.emit(Op("add"), [y, x], [total], scope)
             y = total
         return y, lambda dy: [dy] * len(xs)
 
@@ -84,12 +85,12 @@ class Mul(NoParams):
             raise ShapeError(f"{scope} takes two values of one shape, or one (N, C, …) and a factor (N, C) for it, got {given}")
         a, b = xs
         y = tape.temp(f"{scope}.y", a.shape)
-        tape.emit("mul", [a, b], [y], scope)
+        tape.emit(Op("mul"), [a, b], [y], scope)
 
         def backward(dy: Buf) -> list[Buf]:
             da, db = tape.temp(f"{scope}.da", a.shape), tape.temp(f"{scope}.db", b.shape)
-            tape.emit("mul", [dy, b], [da], scope)
-            tape.emit("mul", [dy, a], [db], scope)
+            tape.emit(Op("mul"), [dy, b], [da], scope)
+            tape.emit(Op("mul"), [dy, a], [db], scope)
             return [da, db]
 
         return y, backward
@@ -106,12 +107,12 @@ def _scaled(tape: Tape, xs: Sequence[Buf], at: int, scope: str) -> Joined:
     x, given = xs[at], xs[1 - at]
     f = given.reshaped(x.shape[:2])
     y = tape.temp(f"{scope}.y", x.shape)
-    tape.emit("scale", [x, f], [y], scope)
+    tape.emit(Op("scale"), [x, f], [y], scope)
 
     def backward(dy: Buf) -> list[Buf]:
         dx, df = tape.temp(f"{scope}.dx", x.shape), tape.temp(f"{scope}.df", f.shape)
-        tape.emit("scale", [dy, f], [dx], scope)
-        tape.emit("scale_wgrad", [x, dy], [df], scope)
+        tape.emit(Op("scale"), [dy, f], [dx], scope)
+        tape.emit(Op("scale", "wgrad"), [x, dy], [df], scope)
         made = [dx, df.reshaped(given.shape)]
         return made if at == 0 else made[::-1]
 
@@ -141,11 +142,11 @@ class Concat(NoParams):
             raise ShapeError(f"{scope} takes two or more values that differ in their channels alone, got {', '.join(str(x.shape) for x in xs)}")
         n, *plane = rest.pop()
         y = tape.temp(f"{scope}.y", (n, sum(x.shape[1] for x in xs), *plane))
-        tape.emit("concat_fprop", xs, [y], scope)
+        tape.emit(Op("concat", "fprop"), xs, [y], scope)
 
         def backward(dy: Buf) -> list[Buf]:
             dxs = [tape.temp(f"{scope}.dx{at}", x.shape) for at, x in enumerate(xs, 1)]
-            tape.emit("concat_dgrad", [dy], dxs, scope)
+            tape.emit(Op("concat", "dgrad"), [dy], dxs, scope)
             return dxs
 
         return y, backward
@@ -169,7 +170,7 @@ class Detach(NoParams):
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("scale_dgrad", [dy, x], [dx], scope, factor=0.0, shift=0.0)
+            tape.emit(Op("scale", "dgrad"), [dy, x], [dx], scope, factor=0.0, shift=0.0)
             return dx
 
         return x, backward
@@ -288,11 +289,11 @@ class Losses(NoParams):
                 raise ShapeError(f"{scope}: of several outputs each must be one vector of logits an example, got {shapes}")
             n, k = ys[0].shape[0], len(ys)
             columns = [tape.temp(f"{scope}.labels{at}", (n, 1), "int32") for at in range(1, k + 1)]
-            tape.emit("concat_dgrad", [target.reshaped((n, k))], columns, scope)
+            tape.emit(Op("concat", "dgrad"), [target.reshaped((n, k))], columns, scope)
             targets = [column.reshaped((n,)) for column in columns]
         else:
             targets = unpack(tape, target, shapes, f"{scope}.targets")
         made = [part.build(tape, y, t, f"{scope}.{at}") for at, (part, y, t) in enumerate(zip(self.parts, ys, targets, strict=True), 1)]
         value = tape.temp(f"{scope}.loss", (), "float64")
-        tape.emit("sum_losses", [each for each, _ in made], [value], scope)
+        tape.emit(Op("sum_losses"), [each for each, _ in made], [value], scope)
         return value, [dy for _, dy in made]

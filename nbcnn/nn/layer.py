@@ -20,6 +20,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.nn.graphs import Graph, Layer, filled
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape, named
+from nbcnn.plan.op import Op
 
 Built = tuple[Buf, Backward]
 
@@ -113,14 +114,14 @@ class NoParams(Layer):
         return {}
 
 
-def linear_map(tape: Tape, x: Buf, scope: str, op: str, shape: tuple[int, ...], **attrs: Any) -> Built:
+def linear_map(tape: Tape, x: Buf, scope: str, kind: str, shape: tuple[int, ...], **attrs: Any) -> Built:
     """y = A x with a constant A: dx = Aᵀ dy needs nothing from the forward pass."""
     y = tape.temp(f"{scope}.y", shape)
-    tape.emit(f"{op}_fprop", [x], [y], scope, **attrs)
+    tape.emit(Op(kind, "fprop"), [x], [y], scope, **attrs)
 
     def backward(dy: Buf) -> Buf:
         dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit(f"{op}_dgrad", [dy], [dx], scope, **attrs)
+        tape.emit(Op(kind, "dgrad"), [dy], [dx], scope, **attrs)
         return dx
 
     return y, backward

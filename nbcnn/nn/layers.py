@@ -16,6 +16,7 @@ from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, counts, fitting, images, known, later, linear_map, pair, parameters, sized, states, unsized
 from nbcnn.nn.layer import constant as constant
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named, trace
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 
 
@@ -191,10 +192,10 @@ class ConvTranspose2d(Layer):
             raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
         p, q = self._made(x, scope)
         made: tuple[int, ...] = (n, self.out_channels, p, q)
-        prefix, attrs = "conv", dict[str, Any]()
+        kind, attrs = "conv", dict[str, Any]()
         if self.general:
             top, _, left, _ = self.borders
-            prefix = "gconv"
+            kind = "gconv"
             attrs = {"groups": self.groups, "stride": pair(self.stride), "dilation": pair(self.dilation), "pad": (top, left)}
         else:
             window, step, pad = pair(self.kernel_size), pair(self.stride)[0], self.borders[0]
@@ -204,18 +205,18 @@ class ConvTranspose2d(Layer):
         weight = tape.param(scope, "weight", params["weight"].shape)
         bias = tape.param(scope, "bias", params["bias"].shape) if self.bias else None
         y = tape.temp(f"{scope}.y", made)
-        tape.emit(f"{prefix}_dgrad", [x, weight], [y], scope, **attrs)
+        tape.emit(Op(kind, "dgrad"), [x, weight], [y], scope, **attrs)
         if bias is not None:
             product, y = y, tape.temp(f"{scope}.y", y.shape)
-            tape.emit("bias_fprop", [product, bias], [y], scope)
+            tape.emit(Op("bias", "fprop"), [product, bias], [y], scope)
 
         def backward(dy: Buf) -> Buf:
             if bias is not None:
-                tape.emit("bias_wgrad", [dy], [tape.grad(bias)], scope)
+                tape.emit(Op("bias", "wgrad"), [dy], [tape.grad(bias)], scope)
             # The convolution that this is the gradient of reads dy and makes x.
-            tape.emit(f"{prefix}_wgrad", [dy, x], [tape.grad(weight)], scope, **attrs)
+            tape.emit(Op(kind, "wgrad"), [dy, x], [tape.grad(weight)], scope, **attrs)
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit(f"{prefix}_fprop", [dy, weight], [dx], scope, **attrs)
+            tape.emit(Op(kind, "fprop"), [dy, weight], [dx], scope, **attrs)
             return dx
 
         return y, backward
@@ -322,12 +323,12 @@ def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
     if inner.shape != x.shape:
         raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
     y = tape.temp(f"{scope}.y", x.shape)
-    tape.emit("add", [inner, x], [y], scope)
+    tape.emit(Op("add"), [inner, x], [y], scope)
     return y, lambda dy: add_gradient(tape, inner_backward(dy), dy, scope)
 
 
 def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
     """Record the gradient of body(x) + x: the body's gradient plus the sum's."""
     dx = tape.temp(f"{scope}.dx", inner.shape)
-    tape.emit("add", [inner, dy], [dx], scope)
+    tape.emit(Op("add"), [inner, dy], [dx], scope)
     return dx

@@ -16,12 +16,13 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.nn.layer import NoParams, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 
 @dataclass(frozen=True)
 class PairLoss(NoParams):
-    """A loss that compares outputs and targets of one shape, element by element, by the ops KIND_fprop and KIND_dgrad; its fields are their
+    """A loss that compares outputs and targets of one shape, element by element, by the ops of its kind; its fields are their
     attributes."""
 
     kind: ClassVar[str]
@@ -43,8 +44,8 @@ class PairLoss(NoParams):
         if y.shape != target.shape:
             raise ShapeError(f"{scope}: the network makes {y.shape}, the target is {target.shape}")
         value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
-        tape.emit(f"{self.kind}_fprop", [y, target], [value], scope, **self.attrs())
-        tape.emit(f"{self.kind}_dgrad", [y, target], [dy], scope, **self.attrs())
+        tape.emit(Op(self.kind, "fprop"), [y, target], [value], scope, **self.attrs())
+        tape.emit(Op(self.kind, "dgrad"), [y, target], [dy], scope, **self.attrs())
         return value, dy
 
 
@@ -131,8 +132,8 @@ class SoftmaxCrossEntropy(NoParams):
         value = tape.temp(f"{scope}.loss", (), "float64")
         dy = tape.temp(f"{scope}.dy", y.shape)
         if self.weight is None and self.ignore_index is None and not self.label_smoothing:
-            tape.emit("softmax_xent_fprop", [y, target], [p, value], scope)
-            tape.emit("softmax_xent_dgrad", [p, target], [dy], scope)
+            tape.emit(Op("softmax_xent", "fprop"), [y, target], [p, value], scope)
+            tape.emit(Op("softmax_xent", "dgrad"), [p, target], [dy], scope)
             return value, dy
         self._build_weighted(tape, y, target, p, value, dy, scope)
         return value, dy
@@ -146,13 +147,13 @@ class SoftmaxCrossEntropy(NoParams):
         total, count = tape.temp(f"{scope}.total", (1,)), tape.temp(f"{scope}.count", (), "float64")
         ignore = {"ignore": -(2**31) if self.ignore_index is None else int(self.ignore_index)}
         attrs = {"smoothing": self.label_smoothing, "share": tape.part, **ignore}
-        tape.emit("xent_total", [target, weights], [total], scope, **ignore)
+        tape.emit(Op("xent_total"), [target, weights], [total], scope, **ignore)
         if tape.together:
             # A rank that has no image of a last batch computes one for nothing.
-            tape.emit("all_reduce", [total], [total], scope, weight=float(tape.part > 0))
+            tape.emit(Op("all_reduce"), [total], [total], scope, weight=float(tape.part > 0))
         divisor = tape.const(f"{scope}.rows", (numel(target.shape),)) if tape.in_parts else total
-        tape.emit("weighted_xent_fprop", [y, target, weights, divisor], [p, value, count], scope, **attrs)
-        tape.emit("weighted_xent_dgrad", [p, target, weights, divisor], [dy], scope, **attrs)
+        tape.emit(Op("weighted_xent", "fprop"), [y, target, weights, divisor], [p, value, count], scope, **attrs)
+        tape.emit(Op("weighted_xent", "dgrad"), [p, target, weights, divisor], [dy], scope, **attrs)
         tape.count, tape.total = count, total
 
 
@@ -255,8 +256,8 @@ class ForecastMSE(_Forecast):
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         target = self._target(y, target, scope)
         value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
-        tape.emit("mse_fprop", [y, target], [value], scope)
-        tape.emit("mse_dgrad", [y, target], [dy], scope)
+        tape.emit(Op("mse", "fprop"), [y, target], [value], scope)
+        tape.emit(Op("mse", "dgrad"), [y, target], [dy], scope)
         return value, dy
 
 
@@ -288,6 +289,6 @@ class RMSLE(_Forecast):
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         target = self._target(y, target, scope)
         value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
-        tape.emit("rmsle_fprop", [y, target], [value], scope, unit=self.unit)
-        tape.emit("rmsle_dgrad", [y, target, value], [dy], scope, unit=self.unit)
+        tape.emit(Op("rmsle", "fprop"), [y, target], [value], scope, unit=self.unit)
+        tape.emit(Op("rmsle", "dgrad"), [y, target, value], [dy], scope, unit=self.unit)
         return value, dy

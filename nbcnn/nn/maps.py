@@ -11,6 +11,7 @@ from nbcnn.nn.arguments import finite
 from nbcnn.nn.graphs import reshape
 from nbcnn.nn.layer import Built, NoParams, images
 from nbcnn.plan.graph import Buf, ShapeError, Tape
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 _LARGEST = 1 << 24
@@ -69,7 +70,7 @@ class LinearMap(NoParams):
         rows = self.rows()
         shape[self.axis] = len(rows)
         y = tape.temp(f"{scope}.y", tuple(shape))
-        tape.emit("axis_map", [x, tape.const(f"{scope}.table", _table(rows))], [y], scope, axis=self.axis)
+        tape.emit(Op("axis_map"), [x, tape.const(f"{scope}.table", _table(rows))], [y], scope, axis=self.axis)
 
         def backward(dy: Buf) -> Buf:
             transposed: list[list[tuple[int, float]]] = [[] for _ in range(self.extent)]
@@ -77,7 +78,7 @@ class LinearMap(NoParams):
                 for index, weight in row:
                     transposed[index].append((at, weight))
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("axis_map", [dy, tape.const(f"{scope}.transposed", _table(transposed))], [dx], scope, axis=self.axis)
+            tape.emit(Op("axis_map"), [dy, tape.const(f"{scope}.transposed", _table(transposed))], [dx], scope, axis=self.axis)
             return dx
 
         return y, backward
@@ -143,7 +144,7 @@ class Permute(NoParams):
 
         def moved(source: Buf, seen: tuple[int, ...], axes: tuple[int, ...], target: tuple[int, ...], name: str) -> Buf:
             vectors, y = reshape(tape, source, flat, f"{name}.flat", scope), tape.temp(name, flat)
-            tape.emit("permute", [vectors], [y], scope, shape=seen, axes=axes)
+            tape.emit(Op("permute"), [vectors], [y], scope, shape=seen, axes=axes)
             return reshape(tape, y, target, name, scope)
 
         y = moved(x, shape, self.axes, (n, *made) if len(made) == 3 else flat, f"{scope}.y")

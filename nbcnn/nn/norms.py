@@ -20,6 +20,7 @@ from nbcnn.nn.arguments import finite
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
+from nbcnn.plan.op import Op, Part, undone
 from nbcnn.plan.shapes import numel
 
 Emit = Callable[..., None]
@@ -96,12 +97,12 @@ class EvoNormS0(_EvoNorm):
         shift, std = (tape.temp(f"{scope}.{name}", (n * self.groups,)) for name in ("shift", "std"))
 
         def forward(emit: Emit) -> None:
-            emit("evonorm_s0_fprop", [x, gamma, beta, v], [y, shift, std], groups=self.groups, eps=self.eps)
+            emit(Op("evonorm_s0", "fprop"), [x, gamma, beta, v], [y, shift, std], groups=self.groups, eps=self.eps)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
             grads = [tape.grad(buf) for buf in (gamma, beta, v)]
-            tape.emit("evonorm_s0_grads", [dy, x, gamma, v, shift, std], [dx, *grads], scope, groups=self.groups)
+            tape.emit(Op("evonorm_s0", "grads"), [dy, x, gamma, v, shift, std], [dx, *grads], scope, groups=self.groups)
             return dx
 
         return forward, backward
@@ -143,31 +144,31 @@ class EvoNormB0(_EvoNorm):
         running = tape.state(scope, "running", (c,))
         ins = [x, gamma, beta, v, running]
         if not tape.training:
-            return (lambda emit: emit("evonorm_b0_infer", ins, [y], eps=self.eps)), no_backward
+            return (lambda emit: emit(Op("evonorm_b0", "infer"), ins, [y], eps=self.eps)), no_backward
         shift, std = (tape.temp(f"{scope}.{name}", (n * c,)) for name in ("shift", "std"))
         batch_shift, batch_std = (tape.temp(f"{scope}.{name}", (c,)) for name in ("batch_shift", "batch_std"))
         attrs, sync = {"eps": self.eps, "momentum": self.momentum}, tape.sync
 
         def forward(emit: Emit) -> None:
             if sync is None:
-                emit("evonorm_b0_fprop", ins, [y, shift, std, batch_shift, batch_std, running], **attrs)
+                emit(Op("evonorm_b0", "fprop"), ins, [y, shift, std, batch_shift, batch_std, running], **attrs)
                 return
             parts, which = tape.temp(f"{scope}.parts", (4 * sync.ranks * c,)), {"rank": sync.rank, "images": sync.images}
-            emit("evonorm_b0_statistics", [x], [shift, std, parts], eps=self.eps, ranks=sync.ranks, **which)
-            emit("all_reduce", [parts], [parts], weight=1.0)
-            emit("evonorm_b0_together", [*ins, std, parts], [y, batch_shift, batch_std, running], ranks=sync.ranks, **attrs)
+            emit(Op("evonorm_b0", "statistics"), [x], [shift, std, parts], eps=self.eps, ranks=sync.ranks, **which)
+            emit(Op("all_reduce"), [parts], [parts], weight=1.0)
+            emit(Op("evonorm_b0", "together"), [*ins, std, parts], [y, batch_shift, batch_std, running], ranks=sync.ranks, **attrs)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
             grads = [tape.grad(buf) for buf in (gamma, beta, v)]
             kept = [dy, x, gamma, v, shift, std, batch_shift, batch_std]
             if sync is None:
-                tape.emit("evonorm_b0_grads", kept, [dx, *grads], scope)
+                tape.emit(Op("evonorm_b0", "grads"), kept, [dx, *grads], scope)
                 return dx
             own, batch = tape.temp(f"{scope}.own", (n * c,)), tape.temp(f"{scope}.batch", (c,))
-            tape.emit("evonorm_b0_sums", [dy, x, gamma, v, std, batch_std], [own, batch, *grads], scope)
-            tape.emit("all_reduce", [batch], [batch], scope, weight=sync.weight)
-            tape.emit("evonorm_b0_dgrad", [*kept, own, batch], [dx], scope)
+            tape.emit(Op("evonorm_b0", "sums"), [dy, x, gamma, v, std, batch_std], [own, batch, *grads], scope)
+            tape.emit(Op("all_reduce"), [batch], [batch], scope, weight=sync.weight)
+            tape.emit(Op("evonorm_b0", "dgrad"), [*kept, own, batch], [dx], scope)
             return dx
 
         return forward, backward
@@ -266,9 +267,9 @@ class BatchNorm2d(_Norm):
         return [tape.temp(f"{scope}.{name}", (known(self),)) for name in ("mean", "rstd")]
 
     def normalise(
-        self, tape: Tape, x: Buf, scope: str, form: str = "", other: Buf | None = None, kept: list[Buf] | None = None
+        self, tape: Tape, x: Buf, scope: str, after: tuple[Part, ...] = (), other: Buf | None = None, kept: list[Buf] | None = None
     ) -> tuple[Buf, Callable[[Buf], list[Buf]]]:
-        """Record y, by the op batchnorm`form`: "" of the norm alone, "_relu" or another activation, or "_add_relu", which adds `other` first.
+        """Record y; `after`: what follows the norm in the same op, an activation, or the sum with `other` and its activation.
 
         kept: the batch's statistics, which whoever made x in training has made, too. The backward returns the gradient of x and, if there is one,
         that of `other`.
@@ -278,18 +279,18 @@ class BatchNorm2d(_Norm):
         affine, running, others = self.affine_of(tape, scope), self.running(tape, scope), [] if other is None else [other]
         y = tape.temp(f"{scope}.y", x.shape)
         if not tape.training:
-            tape.emit(f"batchnorm{form}_infer", [x, *affine, *running, *others], [y], scope, eps=self.eps)
+            tape.emit(Op("batchnorm", "infer", after=after), [x, *affine, *running, *others], [y], scope, eps=self.eps)
             return y, _no_backwards
         if kept is not None:
-            tape.emit(f"batchnorm{form}_apply", [x, *affine, *kept, *others], [y], scope)
+            tape.emit(Op("batchnorm", "apply", after=after), [x, *affine, *kept, *others], [y], scope)
         else:
             kept, attrs = self.kept(tape, scope), {"eps": self.eps, "momentum": self.momentum}
-            tape.emit(f"batchnorm{form}_fprop", [x, *affine, *running, *others], [y, *kept, *running], scope, **attrs)
+            tape.emit(Op("batchnorm", "fprop", after=after), [x, *affine, *running, *others], [y, *kept, *running], scope, **attrs)
 
         def backward(dy: Buf) -> list[Buf]:
             grads = [tape.temp(f"{scope}.dx", x.shape), *([] if other is None else [tape.temp(f"{scope}.dother", x.shape)])]
             read = [dy, x, *affine] if other is None else [dy, x, y, affine[0]]
-            tape.emit(f"batchnorm{form}_grads", [*read, *kept], [*grads, *map(tape.grad, affine)], scope)
+            tape.emit(Op("batchnorm", "grads", before=undone(after)), [*read, *kept], [*grads, *map(tape.grad, affine)], scope)
             return grads
 
         return y, backward
@@ -300,16 +301,16 @@ class BatchNorm2d(_Norm):
         affine, running = self.affine_of(tape, scope), self.running(tape, scope)
         y, parts = tape.temp(f"{scope}.y", x.shape), tape.temp(f"{scope}.parts", (3 * sync.ranks * c,))
         kept = self.kept(tape, scope)
-        tape.emit("batchnorm_statistics", [x], [parts], scope, ranks=sync.ranks, rank=sync.rank, images=sync.images)
-        tape.emit("all_reduce", [parts], [parts], scope, weight=1.0)
+        tape.emit(Op("batchnorm", "statistics"), [x], [parts], scope, ranks=sync.ranks, rank=sync.rank, images=sync.images)
+        tape.emit(Op("all_reduce"), [parts], [parts], scope, weight=1.0)
         attrs = {"eps": self.eps, "momentum": self.momentum, "ranks": sync.ranks}
-        tape.emit("batchnorm_together", [x, *affine, *running, parts], [y, *kept, *running], scope, **attrs)
+        tape.emit(Op("batchnorm", "together"), [x, *affine, *running, parts], [y, *kept, *running], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
             dx, sums = tape.temp(f"{scope}.dx", x.shape), tape.temp(f"{scope}.sums", (2 * c,))
-            tape.emit("batchnorm_sums", [dy, x, *affine, *kept], [sums, *map(tape.grad, affine)], scope)
-            tape.emit("all_reduce", [sums], [sums], scope, weight=sync.weight)
-            tape.emit("batchnorm_dgrad", [dy, x, *affine, *kept, sums], [dx], scope)
+            tape.emit(Op("batchnorm", "sums"), [dy, x, *affine, *kept], [sums, *map(tape.grad, affine)], scope)
+            tape.emit(Op("all_reduce"), [sums], [sums], scope, weight=sync.weight)
+            tape.emit(Op("batchnorm", "dgrad"), [dy, x, *affine, *kept, sums], [dx], scope)
             return dx
 
         return y, backward
@@ -329,11 +330,11 @@ class _GroupNorm(_Norm):
         affine, attrs = self.affine_of(tape, scope), {"groups": self.groups_of(c)}
         y = tape.temp(f"{scope}.y", x.shape)
         kept = [tape.temp(f"{scope}.{name}", (n * attrs["groups"],)) for name in ("mean", "rstd")]
-        tape.emit("groupnorm_fprop", [x, *affine], [y, *kept], scope, eps=self.eps, **attrs)
+        tape.emit(Op("groupnorm", "fprop"), [x, *affine], [y, *kept], scope, eps=self.eps, **attrs)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("groupnorm_grads", [dy, x, *affine[:1], *kept], [dx, *map(tape.grad, affine)], scope, **attrs)
+            tape.emit(Op("groupnorm", "grads"), [dy, x, *affine[:1], *kept], [dx, *map(tape.grad, affine)], scope, **attrs)
             return dx
 
         return y, backward
@@ -450,11 +451,11 @@ class LayerNorm(NoParams):
         y = tape.temp(f"{scope}.y", x.shape)
         kept = [tape.temp(f"{scope}.{name}", x.shape[:1]) for name in ("mean", "rstd")]
         # Flat, because the ops take them so: what has two axes or more is an activation to a row that stores these rounded.
-        tape.emit("layernorm_fprop", [x, weight.reshaped(size), bias.reshaped(size)], [y, *kept], scope, eps=self.eps)
+        tape.emit(Op("layernorm", "fprop"), [x, weight.reshaped(size), bias.reshaped(size)], [y, *kept], scope, eps=self.eps)
 
         def backward(dy: Buf) -> Buf:
             dx, grads = tape.temp(f"{scope}.dx", x.shape), [tape.grad(param).reshaped(size) for param in (weight, bias)]
-            tape.emit("layernorm_grads", [dy, x, weight.reshaped(size), *kept], [dx, *grads], scope)
+            tape.emit(Op("layernorm", "grads"), [dy, x, weight.reshaped(size), *kept], [dx, *grads], scope)
             return dx
 
         return y, backward

@@ -16,6 +16,7 @@ from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.nn.arguments import Arguments
 from nbcnn.plan.graph import Buf, Tape
+from nbcnn.plan.op import Op
 
 SCHEDULES = ("cosine", "constant")
 """The schedules that `learning_rates` knows by name."""
@@ -263,7 +264,7 @@ class Optimizer(Arguments):
     weight_decay: float = field(default=0.0, kw_only=True)
     clip_value: float = field(default=0.0, kw_only=True)
     clip_norm: float = field(default=0.0, kw_only=True)
-    op: ClassVar[str]
+    op: ClassVar[Op]
     moments: ClassVar[tuple[str, ...]]
     own_lr: ClassVar[float]
 
@@ -283,7 +284,7 @@ class Optimizer(Arguments):
         if not self.clip_norm:
             return []
         norm = tape.temp("grad_norm", (), "float64")
-        tape.emit("grad_norm", [grads], [norm], "update")
+        tape.emit(Op("grad_norm"), [grads], [norm], "update")
         return [norm]
 
     def record(
@@ -328,7 +329,7 @@ class SGD(Optimizer):
 
     momentum: float = field(default=0.9, kw_only=True)
     nesterov: bool = field(default=False, kw_only=True)
-    op: ClassVar[str] = "sgd"
+    op: ClassVar[Op] = Op("sgd")
     orders: ClassVar[tuple[str, ...]] = ("lr momentum",)
     moments: ClassVar[tuple[str, ...]] = ("m",)
     own_lr: ClassVar[float] = 0.1
@@ -364,7 +365,7 @@ class Adam(Optimizer):
     beta1: float = field(default=0.9, kw_only=True)
     beta2: float = field(default=0.999, kw_only=True)
     eps: float = field(default=1e-8, kw_only=True)
-    op: ClassVar[str] = "adam"
+    op: ClassVar[Op] = Op("adam")
     orders: ClassVar[tuple[str, ...]] = ("lr beta1 beta2 eps weight_decay",)
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
     own_lr: ClassVar[float] = 0.001

@@ -9,6 +9,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.nn.layer import Built, NoParams, counts, fitting, images, later, linear_map, pair
 from nbcnn.plan.graph import Buf, Tape
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel, pooled_extent
 
 
@@ -71,15 +72,15 @@ class MaxPool2d(_Pool):
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         shape, attrs = self.shape(x, scope), self.square(x, scope)
-        op = "window_max" if attrs is None else "maxpool"
+        kind = "window_max" if attrs is None else "maxpool"
         used: dict[str, Any] = dict(zip(("size", "stride", "pad"), self.geometry(), strict=True)) if attrs is None else attrs
         y = tape.temp(f"{scope}.y", shape)
         index = tape.temp(f"{scope}.index", shape, "uint8" if numel(pair(self.kernel_size)) <= 256 else "int32")
-        tape.emit(f"{op}_fprop", [x], [y, index], scope, **used)
+        tape.emit(Op(kind, "fprop"), [x], [y, index], scope, **used)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit(f"{op}_dgrad", [dy, index], [dx], scope, **used)
+            tape.emit(Op(kind, "dgrad"), [dy, index], [dx], scope, **used)
             return dx
 
         return y, backward

@@ -18,6 +18,7 @@ from nbcnn.nn.convolve import convolved
 from nbcnn.nn.graphs import Layer, reshape
 from nbcnn.nn.layer import Built, NoParams, Param, counts, known, linear_map, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
+from nbcnn.plan.op import Map, Op
 from nbcnn.plan.shapes import numel
 
 KERNEL_INITS = ("s4d-lin", "repo")
@@ -165,15 +166,15 @@ def depthwise(
     Buf of one axis, since rows of lower precision round what has two. `together` records both gradients as one op.
     """
     y = tape.temp(f"{scope}.y", x.shape)
-    tape.emit("dwconv1d_fprop", [x, *filters], [y], scope, padding=padding)
+    tape.emit(Op("dwconv1d", "fprop"), [x, *filters], [y], scope, padding=padding)
 
     def backward(dy: Buf, gradients: Sequence[Buf]) -> Buf:
         dx = tape.temp(f"{scope}.dx", x.shape)
         if together:
-            tape.emit("dwconv1d_bwd", [dy, x, *filters], [dx, *gradients], scope, padding=padding)
+            tape.emit(Op("dwconv1d", "bwd"), [dy, x, *filters], [dx, *gradients], scope, padding=padding)
             return dx
-        tape.emit("dwconv1d_wgrad", [x, dy], list(gradients), scope, padding=padding)
-        tape.emit("dwconv1d_dgrad", [dy, *filters], [dx], scope, padding=padding)
+        tape.emit(Op("dwconv1d", "wgrad"), [x, dy], list(gradients), scope, padding=padding)
+        tape.emit(Op("dwconv1d", "dgrad"), [dy, *filters], [dx], scope, padding=padding)
         return dx
 
     return y, backward
@@ -213,7 +214,7 @@ class PointwiseConv1d(Layer):
         n, _, length = _series(x, scope, self.in_channels)
         weight, *bias = (tape.param(scope, name, param.shape) for name, param in self.params().items())
         y = tape.temp(f"{scope}.y", (n, self.out_channels, length))
-        tape.emit("pwconv1d_fprop", [x, weight, *bias], [y], scope)
+        tape.emit(Op("pwconv1d", "fprop"), [x, weight, *bias], [y], scope)
         return y, pointwise_backward(tape, x, [weight, *bias], scope)
 
 
@@ -221,9 +222,9 @@ def pointwise_backward(tape: Tape, x: Buf, params: Sequence[Buf], scope: str) ->
     """The function that records the backward of a pointwise convolution of x by `params`, w (K, C) and perhaps b (K)."""
 
     def backward(dy: Buf) -> Buf:
-        tape.emit("pwconv1d_wgrad", [x, dy], map(tape.grad, params), scope)
+        tape.emit(Op("pwconv1d", "wgrad"), [x, dy], map(tape.grad, params), scope)
         dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("pwconv1d_dgrad", [dy, params[0]], [dx], scope)
+        tape.emit(Op("pwconv1d", "dgrad"), [dy, params[0]], [dx], scope)
         return dx
 
     return backward
@@ -238,7 +239,7 @@ def gated(tape: Tape, x: Buf, layers: tuple[PointwiseConv1d, GLU], scopes: tuple
     y = tape.temp(f"{gate}.y", (n, pointwise.out_channels // 2, length))
     if plus is not None and plus.shape != y.shape:
         raise ShapeError(f"{scope}: {y.shape} cannot be added to {plus.shape}")
-    tape.emit("pwconv1d_glu_fprop", [x, *params, *([] if plus is None else [plus])], [y, z] if tape.training else [y], scope)
+    tape.emit(Op("pwconv1d", "fprop", after=(Map("glu"),)), [x, *params, *([] if plus is None else [plus])], [y, z] if tape.training else [y], scope)
     pointwise_back, gate_back = pointwise_backward(tape, x, params, scope), glu_backward(tape, z, gate)
     return y, lambda dy: pointwise_back(gate_back(dy))
 
@@ -300,13 +301,13 @@ class StateSpaceConv1d(Layer):
         shape = known(self), self.kernel_size
         # The Buf has one axis, because rows of lower precision round temporaries of two, and a filter is a weight, which stays fp32.
         filters = tape.temp(f"{scope}.filter", (numel(shape),)).reshaped(shape)
-        tape.emit("s4kernel_fprop", states, [filters], scope)
+        tape.emit(Op("s4kernel", "fprop"), states, [filters], scope)
         y, convolution_backward = depthwise(tape, x, [filters, skip], scope, "causal", together)
 
         def backward(dy: Buf) -> Buf:
             gradient = tape.temp(f"{scope}.dfilter", (numel(shape),)).reshaped(shape)
             dx = convolution_backward(dy, [gradient, tape.grad(skip)])
-            tape.emit("s4kernel_dgrad", [gradient, *states], map(tape.grad, states), scope)
+            tape.emit(Op("s4kernel", "dgrad"), [gradient, *states], map(tape.grad, states), scope)
             return dx
 
         return y, backward
@@ -332,7 +333,7 @@ class GLU(NoParams):
         if c % 2:
             raise ShapeError(f"{scope} halves its channels, got {x.shape}")
         y = tape.temp(f"{scope}.y", (n, c // 2, length))
-        tape.emit("glu_fprop", [x], [y], scope)
+        tape.emit(Op("glu", "fprop"), [x], [y], scope)
         return y, glu_backward(tape, x, scope)
 
 
@@ -341,7 +342,7 @@ def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
 
     def backward(dy: Buf) -> Buf:
         dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("glu_dgrad", [dy, x], [dx], scope)
+        tape.emit(Op("glu", "dgrad"), [dy, x], [dx], scope)
         return dx
 
     return backward

@@ -19,6 +19,7 @@ from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, Param, constant, counts, images, known, unsized
 from nbcnn.nn.optim import FROZEN, Factor
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 
 MOST = 1e30
@@ -113,7 +114,7 @@ class Whiten(Layer):
         flat = [tape.state(scope, name, self.state()[name].shape) for name in ("mean", "filters")]
         y = tape.temp(f"{scope}.y", x.shape)
         ins = [x, *(buf.reshaped((numel(buf.shape),)) for buf in flat)]
-        tape.emit("whiten", ins, [y], scope, size=self.size, contrast=float(self.contrast))
+        tape.emit(Op("whiten"), ins, [y], scope, size=self.size, contrast=float(self.contrast))
         return _prepares(tape, x, y, scope)
 
 
@@ -174,8 +175,8 @@ class WhitenPatches(Layer):
         params = self.params()
         weight, bias = (tape.param(scope, name, params[name].shape) for name in ("weight", "bias"))
         u, y = tape.temp(f"{scope}.u", shape.y_shape), tape.temp(f"{scope}.y", shape.y_shape)
-        tape.emit("conv_fprop", [x, weight], [u], scope, stride=1, pad=0)
-        tape.emit("unit_patches", [x, u, bias], [y], scope, size=self.size, norm=float(self.norm))
+        tape.emit(Op("conv", "fprop"), [x, weight], [u], scope, stride=1, pad=0)
+        tape.emit(Op("unit_patches"), [x, u, bias], [y], scope, size=self.size, norm=float(self.norm))
         return _prepares(tape, x, y, scope)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from nbcnn.plan.op import Op
 from nbcnn.plan.packing import Placement
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE
@@ -82,7 +83,7 @@ class Buf:
 class Step:
     """One step of the plan: an op, what it reads, what it writes, and the layer that recorded it."""
 
-    op: str
+    op: Op
     ins: tuple[Buf, ...]
     outs: tuple[Buf, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
@@ -156,7 +157,7 @@ class Tape:
         """The Buf of `param`'s gradient."""
         return Buf(param.name, param.shape, home="grad")
 
-    def emit(self, op: str, ins: Iterable[Buf], outs: Iterable[Buf], scope: str = "", **attrs: Any) -> None:
+    def emit(self, op: Op, ins: Iterable[Buf], outs: Iterable[Buf], scope: str = "", **attrs: Any) -> None:
         """Record one step. A parameter's second gradient is made as a temporary, and the step that follows adds it to the first."""
         ins, made, second = tuple(ins), list(outs), []
         for at, buf in enumerate(made):
@@ -170,7 +171,7 @@ class Tape:
                 second.append((grad.reshaped(temp.shape), temp))
             self._graded.add(grad.name)
         self.steps.append(Step(op, ins, tuple(made), attrs, scope))
-        self.steps += [Step("add", (first, temp), (first,), {}, scope) for first, temp in second]
+        self.steps += [Step(Op("add"), (first, temp), (first,), {}, scope) for first, temp in second]
 
 
 _CALL = re.compile(r"@\d+")
@@ -250,7 +251,7 @@ def trace_nodes(tape: Tape, wired: Wired, inputs: Sequence[Buf]) -> tuple[list[B
             if at in grads:
                 first = grads[at]
                 total = tape.temp(f"{scope}.sum", dy.shape, masked=first.masked and dy.masked)
-                tape.emit("add", [first, dy], [total], scope)
+                tape.emit(Op("add"), [first, dy], [total], scope)
                 dy = total
             grads[at] = dy
 

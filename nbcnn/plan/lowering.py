@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nbcnn.plan.arena import ALIGNMENT, align, plan_arena, reads_gradient
 from nbcnn.plan.flops import fewest_flops
 from nbcnn.plan.graph import Buf, Plan, Planned, Resolution, Shape, Step
+from nbcnn.plan.op import Op
 from nbcnn.plan.packing import Bank, Placement, table, tiles_of
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.sharing import with_shared_planes
@@ -78,7 +79,7 @@ def lower(
         if banks:
             tables[buf] = Buf(f"pack table {by}", (table(banks).size,), "int32", "const")
         operands = (flat_params, index, *([tables[buf]] if banks else []))
-        pack = Step("pack_weights", operands, (buf,), {"tiles": tiles_of(banks)} if banks else {}, "pack")  # type: ignore[arg-type]
+        pack = Step(Op("pack_weights"), operands, (buf,), {"tiles": tiles_of(banks)} if banks else {}, "pack")  # type: ignore[arg-type]
         packing.append(Planned(pack, resolve(pack), side=by.later))
     planned = _pack_made([*packing, *planned], maps, resolve)
     if sharing:
@@ -173,7 +174,7 @@ def _pack_made(planned: Sequence[Planned], maps: dict[Buf, Buf], resolve: Callab
             weight, size, name = item.step.ins[1].root, item.how.packs, f"{item.step.scope}.packed weight"
             packed, index = Buf(name, size[1:], item.how.packed), Buf(f"{name} map", size, "int32", "const")
             maps[packed] = index
-            pack = Step("pack_weights", (weight, index), (packed,), {}, item.step.scope)
+            pack = Step(Op("pack_weights"), (weight, index), (packed,), {}, item.step.scope)
             made.append(Planned(pack, resolve(pack)))
             item = replace(item, packed=(packed, 0, size[1]))
         made.append(item)
@@ -215,9 +216,9 @@ def _without_copies(steps: Sequence[Step], layout: str) -> list[Step]:
     made: list[Step] = []
     for step in steps:
         step = replace(step, ins=tuple(map(swap, step.ins)), outs=tuple(map(swap, step.outs)))
-        if step.op in ("flatten_fprop", "flatten_dgrad"):
+        if step.op in (Op("flatten", "fprop"), Op("flatten", "dgrad")):
             source, target = step.ins[0], step.outs[0]
-            images = source if step.op == "flatten_fprop" else target
+            images = source if step.op == Op("flatten", "fprop") else target
             if _in_order(images.shape, layout) and source.root.home == target.root.home == "arena":
                 instead[target.root] = source.root
                 continue
@@ -239,7 +240,7 @@ def _convert_doors(steps: Sequence[Step], layout: str, store: str) -> list[Step]
         # Only images have two layouts: vectors and series are one row of channels an example.
         shape = source.shape if len(source.shape) == 4 else (source.shape[0], numel(source.shape[1:]), 1, 1)
         attrs = dict(zip(("source", "target"), layouts, strict=True))
-        return Step("convert", (source.reshaped(shape),), (target.reshaped(shape),), attrs, scope)
+        return Step(Op("convert"), (source.reshaped(shape),), (target.reshaped(shape),), attrs, scope)
 
     for step in steps:
         ins = []

@@ -20,32 +20,32 @@ first (`nbcnn.plan.graph.trace_nodes`).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.op import Add, Bias, Keep, Mask, Op, Sums
 from nbcnn.plan.shapes import numel
 
-ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
+ADDS_GRADIENTS = {Op("batchnorm", "grads", before=(Mask("relu"), Keep())): 6}
 """Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
 
 
-def merge(steps: Sequence[Step], ops: Container[str] = ()) -> list[Step]:
+def merge(steps: Sequence[Step], ops: Container[Op] = ()) -> list[Step]:
     """The steps, merged by those rules whose ops are all among `ops`; sums by the ops of ADDS_GRADIENTS always, because their steps are there."""
     made = _sums(steps)
-    if "maxpool_dgrad" in ops:
+    if Op("maxpool", "dgrad") in ops:
         made = _pooled(made)
-    if "concat_bias_fprop" in ops:
+    if Op("concat", "fprop", before=(Bias(),)) in ops:
         made = _biased(made)
     return _masks(made, ops)
 
 
 def _sums(steps: Sequence[Step]) -> list[Step]:
     """The steps without the sums of two gradients that one step alone reads and can add by itself: what a value that is read twice has."""
-    readers, makers = _readers(steps), _makers(steps, "add")
+    readers, makers = _readers(steps), _makers(steps, Op("add"))
     made, gone = list[Step](), set[int]()
     for step in steps:
         total = makers.get(step.ins[0].root) if ADDS_GRADIENTS.get(step.op) == len(step.ins) else None
@@ -58,10 +58,10 @@ def _sums(steps: Sequence[Step]) -> list[Step]:
 
 def _pooled(steps: Sequence[Step]) -> list[Step]:
     """The steps with the sums of two gradients of which max pooling makes one made by it."""
-    readers, makers = _readers(steps), _makers(steps, "maxpool_dgrad")
+    readers, makers = _readers(steps), _makers(steps, Op("maxpool", "dgrad"))
     changed, gone = dict[int, Step](), set[int]()
     for step in steps:
-        if step.op != "add":
+        if step.op != Op("add"):
             continue
         for at, gradient in enumerate(step.ins):
             pooled = makers.get(gradient.root)
@@ -74,40 +74,47 @@ def _pooled(steps: Sequence[Step]) -> list[Step]:
 
 def _biased(steps: Sequence[Step]) -> list[Step]:
     """The steps with biases added where the sum is only copied behind another value's channels."""
-    readers, makers = _readers(steps), _makers(steps, "bias_fprop")
+    readers, makers = _readers(steps), _makers(steps, Op("bias", "fprop"))
     made, gone = list[Step](), set[int]()
     for step in steps:
-        biased = makers.get(step.ins[1].root) if step.op == "concat_fprop" and len(step.ins) == 2 else None
+        biased = makers.get(step.ins[1].root) if step.op == Op("concat", "fprop") and len(step.ins) == 2 else None
         if biased is not None and _only(readers, biased, step.ins[1]):
             gone.add(id(biased))
-            step = replace(step, op="concat_bias_fprop", ins=(step.ins[0], *biased.ins))
+            step = replace(step, op=Op("concat", "fprop", before=(Bias(),)), ins=(step.ins[0], *biased.ins))
         made.append(step)
     return [step for step in made if id(step) not in gone]
 
 
-def _masks(steps: Sequence[Step], ops: Container[str]) -> list[Step]:
+def _masks(steps: Sequence[Step], ops: Container[Op]) -> list[Step]:
     """The steps with masks of ReLUs made by the step before them."""
-    readers, makers = _readers(steps), _makers(steps, "add", "conv_dgrad", "conv_dgrad_relu")
+    readers, makers = _readers(steps), _makers(steps, Op("add"), Op("conv", "dgrad"), Op("conv", "dgrad", after=(Mask("relu"),)))
     changed, gone = dict[int, Step](), set[int]()
     for step in steps:
-        before = makers.get(step.ins[0].root) if step.op == "relu_dgrad" else None
+        before = makers.get(step.ins[0].root) if step.op == Op("relu", "dgrad") else None
         if before is None or not _only(readers, before, step.ins[0]):
             continue
         y = step.ins[1]
-        if before.op == "add" and "add_relu_dgrad" in ops:
+        if before.op == Op("add") and Op("add", after=(Mask("relu"),)) in ops:
             gone.add(id(before))
-            changed[id(step)] = replace(step, op="add_relu_dgrad", ins=(*before.ins, y))
+            changed[id(step)] = replace(step, op=Op("add", after=(Mask("relu"),)), ins=(*before.ins, y))
             for gradient in before.ins:
                 maker = makers.get(gradient.root)
-                if maker is not None and maker.op == "conv_dgrad_relu" and maker.ins[2].root is y.root and _only(readers, maker, gradient):
-                    changed[id(maker)] = replace(maker, op="conv_dgrad", ins=maker.ins[:2])
-        elif before.op == "conv_dgrad" and before.attrs["stride"] == 1 and y.shape == step.ins[0].shape and "conv_dgrad_relu" in ops:
+                if (
+                    maker is not None
+                    and maker.op == Op("conv", "dgrad", after=(Mask("relu"),))
+                    and maker.ins[2].root is y.root
+                    and _only(readers, maker, gradient)
+                ):
+                    changed[id(maker)] = replace(maker, op=Op("conv", "dgrad"), ins=maker.ins[:2])
+        elif (
+            before.op == Op("conv", "dgrad")
+            and before.attrs["stride"] == 1
+            and y.shape == step.ins[0].shape
+            and Op("conv", "dgrad", after=(Mask("relu"),)) in ops
+        ):
             gone.add(id(step))
-            changed[id(before)] = replace(before, op="conv_dgrad_relu", ins=(*before.ins, y), outs=step.outs)
+            changed[id(before)] = replace(before, op=Op("conv", "dgrad", after=(Mask("relu"),)), ins=(*before.ins, y), outs=step.outs)
     return [changed.get(id(step), step) for step in steps if id(step) not in gone]
-
-
-_GRADS = re.compile("batchnorm(_[a-z0-9_]+)?_grads")
 
 
 Find = Callable[[Step], tuple[str, bool]]
@@ -119,15 +126,15 @@ def with_sums(steps: Sequence[Step], find: Find) -> list[Step]:
 
     Only where the row's own choice for that convolution has the merged step, too. A norm whose gradient moves each tensor once keeps it.
     """
-    readers, makers, sums = _readers(steps), _makers(steps, "conv_dgrad"), _makers(steps, "add")
+    readers, makers, sums = _readers(steps), _makers(steps, Op("conv", "dgrad")), _makers(steps, Op("add"))
     made, gone = list[Step](), set[int]()
     for step in steps:
-        named = _GRADS.fullmatch(step.op)
+        normed = step.op.kind == "batchnorm" and step.op.direction == "grads"
         ways: Iterator[_Way] = iter(())
-        if step.op == "add_relu_dgrad":
+        if step.op == Op("add", after=(Mask("relu"),)):
             ways = _added(step, readers, makers)
-        elif named and not find(step)[1]:
-            ways = _splits(step, named[1] or "", readers, makers, sums)
+        elif normed and not find(step)[1]:
+            ways = _splits(step, readers, makers, sums)
         way = next((way for way in ways if find(way.steps[0])[0] == find(way.before)[0]), None)
         if way is None:
             made.append(step)
@@ -152,12 +159,14 @@ def _added(step: Step, readers: Counter[Buf], makers: dict[Buf, Step]) -> Iterat
     for gradient, other in sorted((gradients, gradients[::-1]), key=lambda pair: -_taps(makers.get(pair[0].root))):
         before = makers.get(gradient.root)
         if before is not None and _only(readers, before, gradient) and gradient.shape == y.shape:
-            yield _Way((Step("conv_dgrad_add_relu", (*before.ins, y, other), step.outs, before.attrs, before.scope),), before)
+            yield _Way(
+                (Step(Op("conv", "dgrad", after=(Add(), Mask("relu"))), (*before.ins, y, other), step.outs, before.attrs, before.scope),), before
+            )
 
 
-def _splits(step: Step, form: str, readers: Counter[Buf], makers: dict[Buf, Step], sums: dict[Buf, Step]) -> Iterator[_Way]:
+def _splits(step: Step, readers: Counter[Buf], makers: dict[Buf, Step], sums: dict[Buf, Step]) -> Iterator[_Way]:
     """For each convolution that makes a gradient of a norm's output, the two steps in place of the norm's."""
-    plus = form == "_add_relu"
+    plus = step.op.has(Keep)
     dy, x, *rest = step.ins
     more = rest[4:] if plus else []
     total, gradients = sums.get(dy.root), [dy, *more]
@@ -177,9 +186,11 @@ def _splits(step: Step, form: str, readers: Counter[Buf], makers: dict[Buf, Step
         both = Buf(f"{step.scope}.sums", (2 * x.shape[1],))
         y, channels = ([rest[0]], rest[1:4]) if plus else ([], rest[:4])
         ins = (*before.ins, x, *y, *channels, *others)
-        first = Step(f"conv_dgrad_batchnorm{form}_sums", ins, (g, both, dweight, dbias), before.attrs, before.scope)
+        first = Step(Op("conv", "dgrad", after=(Sums(step.op.before),)), ins, (g, both, dweight, dbias), before.attrs, before.scope)
         weight, bias, mean, rstd = (channels[0], channels[0], *channels[1:]) if plus else channels
-        second = Step(f"batchnorm{'' if plus else form}_dgrad", (g, x, weight, bias, mean, rstd, both), (step.outs[0],), {}, step.scope)
+        second = Step(
+            Op("batchnorm", "dgrad", before=() if plus else step.op.before), (g, x, weight, bias, mean, rstd, both), (step.outs[0],), {}, step.scope
+        )
         yield _Way((first, second), before, total)
 
 
@@ -193,7 +204,7 @@ def _readers(steps: Sequence[Step]) -> Counter[Buf]:
     return Counter(buf.root for step in steps for buf in step.ins)
 
 
-def _makers(steps: Sequence[Step], *ops: str) -> dict[Buf, Step]:
+def _makers(steps: Sequence[Step], *ops: Op) -> dict[Buf, Step]:
     """The steps of these ops by the temporary that they write."""
     return {step.outs[0].root: step for step in steps if step.op in ops and step.outs[0].root.home == "arena"}
 

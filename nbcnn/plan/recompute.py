@@ -8,21 +8,20 @@ others, "Training deep nets with sublinear memory cost", arXiv:1604.06174, secti
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from nbcnn.plan.graph import Buf, Planned, Step
+from nbcnn.plan.op import Op
 
-_NORM = re.compile("(batchnorm(?:_[a-z0-9_]+)?)_(fprop|apply|together)")
 AGAIN = " again"
 """The end of the names of what is made for the second time."""
 KEPT_FOREVER = frozenset({"param", "io", "const"})
 """Homes whose values are the same in the forward and in the backward pass."""
 
 
-def recomputed(steps: Sequence[Step], losses: Sequence[Buf], ops: Container[str]) -> list[Step]:
+def recomputed(steps: Sequence[Step], losses: Sequence[Buf], ops: Container[Op]) -> list[Step]:
     """The steps, in which outputs of norms that the backward pass reads are made again in front of its first step that does.
 
     losses: what the losses of the parts of a batch write; a step behind one belongs to the backward pass. ops: those that the row has.
@@ -63,17 +62,17 @@ def made_again(planned: Iterable[Planned]) -> list[Buf]:
     return [buf for item in planned for buf in item.step.outs if buf.name.endswith(AGAIN)]
 
 
-def _again(step: Step, ops: Container[str]) -> Step | None:
+def _again(step: Step, ops: Container[Op]) -> Step | None:
     """The step that makes the first output of a norm's `step` once more from the statistics; None for other ops."""
-    named = _NORM.fullmatch(step.op)
-    if named is None or f"{named[1]}_apply" not in ops:
+    op, again = step.op, replace(step.op, direction="apply")
+    if op.kind != "batchnorm" or op.direction not in ("fprop", "apply", "together") or again not in ops:
         return None
-    if named[2] == "apply":
+    if op == again:
         return step
     x, weight, bias, _, _, *others = step.ins
     y, mean, rstd = step.outs[:3]
-    others = [] if named[2] == "together" else others  # its last operand are the parts of the statistics of all ranks
-    return Step(f"{named[1]}_apply", (x, weight, bias, mean, rstd, *others), (y,), {}, step.scope)
+    others = [] if op.direction == "together" else others  # its last operand are the parts of the statistics of all ranks
+    return Step(again, (x, weight, bias, mean, rstd, *others), (y,), {}, step.scope)
 
 
 def _there(root: Buf, at: int, last: dict[Buf, int], writers: dict[Buf, list[int]]) -> bool:

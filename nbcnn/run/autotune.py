@@ -114,7 +114,7 @@ def _fastest(net: Net, item: Planned, say: Callable[[str], None] | None) -> dict
     times = {default: _milliseconds(first, net.device)}
     expected = first.results()
     shape = conv_shape(step)
-    path = next((path for path in ("dgrad", "wgrad") if path in step.op), "fprop")
+    path = step.op.direction if step.op.direction in ("dgrad", "wgrad") else "fprop"
     limit = 2 * parity_bound(shape.gemm(path)[2] if shape else 1, net.precision)  # two results, each within the bound of the truth
     for tile, trial in trials.items():
         try:

@@ -49,7 +49,7 @@ def _row(plan: Plan, item: Planned, floor: float) -> tuple[str, ...]:
     offset = plan.offsets.get(step.outs[0].root)
     where = step.outs[0].root.home if offset is None else f"{offset}"
     counts = (f"{flops / 1e9:.3f}" if flops else "", f"{step_bytes(step) / 1e6:.2f}", f"{floor:.1f}" if floor else "")
-    return (step.scope, step.op, *shapes, item.how.mode, tile, *counts, where)
+    return (step.scope, str(step.op), *shapes, item.how.mode, tile, *counts, where)
 
 
 def summary(layers: Sequence[Any], input_shape: tuple[int, ...]) -> str:

@@ -24,6 +24,7 @@ from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import Beside
 from nbcnn.plan.merging import merge
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 from nbcnn.ranks.team import Team
 from nbcnn.run import inference
@@ -102,7 +103,7 @@ class Net:
         """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
         team.connect(self.device)
         reduce = Impl(lambda call: [team.all_reduce(call.ins[0], call.attrs["weight"])])
-        self.row = replace(self.row, fallbacks=(*self.row.fallbacks, ("ranks", {"all_reduce": reduce})))
+        self.row = replace(self.row, fallbacks=(*self.row.fallbacks, ("ranks", {Op("all_reduce"): reduce})))
 
     @property
     def has_loss(self) -> bool:
@@ -154,7 +155,7 @@ class Net:
         return self.layers[:-1] if self.has_loss else self.layers
 
     @property
-    def fusing_ops(self) -> Container[str]:
+    def fusing_ops(self) -> Container[Op]:
         """The ops that layers and steps may be put together for."""
         return self.row.ops if self.fusing else ()
 

@@ -28,6 +28,7 @@ from nbcnn.plan.arena import MOST_ARENA
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.lowering import is_short, reads_little
 from nbcnn.plan.merging import merge
+from nbcnn.plan.op import Op
 from nbcnn.plan.recompute import recomputed
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run import streaming
@@ -201,7 +202,7 @@ class Training:
                     self._leave_frozen(tape)
                     self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
             attrs = {"count": share.count} | ({} if ends else {"steps": 0})
-            tape.emit("advance", [value, state, sums, *([tape.count] if tape.count and ends else [])], [state, sums], "advance", **attrs)
+            tape.emit(Op("advance"), [value, state, sums, *([tape.count] if tape.count and ends else [])], [state, sums], "advance", **attrs)
         return Recorded(tuple(merge(drop_dead(tape.steps), self.net.fusing_ops)), bufs)
 
     def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
@@ -223,8 +224,8 @@ class Training:
         batch_loss, count = tape.temp("loss of the batch", (), "float64"), tape.temp("count of the batch", (), "float64")
         given = [tape.count, tape.total] if tape.count and tape.total else []
         how = {"images": images, "examples": examples, "share": share, "root": getattr(self.net.layers[-1], "of_batch", False)}
-        tape.emit("weigh_part", [value, counted, *given], [counted, batch_loss, count], "update", first=first, **how)
-        tape.emit("accumulate", [grads, total, counted], [grads if last else total], "update", first=first, last=last)
+        tape.emit(Op("weigh_part"), [value, counted, *given], [counted, batch_loss, count], "update", first=first, **how)
+        tape.emit(Op("accumulate"), [grads, total, counted], [grads if last else total], "update", first=first, last=last)
         tape.count = count
         return batch_loss
 
@@ -234,7 +235,7 @@ class Training:
         if not layout.size:
             return
         if self.team.size > 1:
-            tape.emit("all_reduce", [grads], [grads], "update", weight=weight)
+            tape.emit(Op("all_reduce"), [grads], [grads], "update", weight=weight)
         moments = [self.bufs[f"optim.{name}"] for name in self.optimizer.moments]
         norm = self.optimizer.norm(tape, grads)
         for each in self.updates:
@@ -243,7 +244,7 @@ class Training:
             self.optimizer.record(tape, bufs[0], bufs[1], bufs[2:], rates, state, each.decayed, norm, each.factor.weight_decay)
         if self.ema:
             average = self.bufs["optim.average"]
-            tape.emit("ema", [average, self.net.flat_weights, state], [average], "update", decay=self.ema)
+            tape.emit(Op("ema"), [average, self.net.flat_weights, state], [average], "update", decay=self.ema)
 
     def _leave_frozen(self, tape: Tape) -> None:
         """Drop the steps that only make gradients of frozen parameters, whose gradients so stay the zeros of the beginning.
@@ -288,7 +289,7 @@ class Training:
         if batch > self.part or (large and lean):
             return self.net.lower(recorded, lean=lean)
         made = self.net.lower(recorded, is_short if large else reads_little, lean)
-        if large and made.arena_bytes > MOST_ARENA and any(item.side and item.step.op != "pack_weights" for item in made.steps):
+        if large and made.arena_bytes > MOST_ARENA and any(item.side and item.step.op != Op("pack_weights") for item in made.steps):
             return self.net.lower(recorded, lean=lean)
         return made
 

@@ -13,6 +13,7 @@ from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.plan.graph import Buf, Tape
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 from nbcnn.run import streaming
 
@@ -26,7 +27,7 @@ Batch = tuple[Buf, Buf | None]
 def record_gather(tape: Tape, images: Buf, order: Buf, state: Buf, shape: tuple[int, ...], **attrs: Any) -> Buf:
     """Record the gathering of a batch of `shape` (N, …) out of `images`, uint8 (M, …) or flat float32; `attrs` are the op's (`ops.images.gather`)."""
     x = tape.temp("batch", shape)
-    tape.emit("gather", [images, order, state], [x], "input", **{"flip": False} | attrs)
+    tape.emit(Op("gather"), [images, order, state], [x], "input", **{"flip": False} | attrs)
     return x
 
 
@@ -122,12 +123,12 @@ class Images:
         moved, ring = augment.of_targets(shape, plane, self.classes), ring if self._beside else {}
         if self.classes:
             y = tape.temp("batch labels", (batch, *targets.shape[1:]), "int32")
-            tape.emit("gather_labels", [bufs["targets"], order, state], [y], "input", **moved, **ring)
+            tape.emit(Op("gather_labels"), [bufs["targets"], order, state], [y], "input", **moved, **ring)
         else:
             # Vectors are made with one axis, so that no row of the op table rounds them; images are stored as their inputs are.
             made = (batch, *targets.shape[1:])
             y = tape.temp("batch targets", made if targets.ndim == 4 else (numel(made),)).reshaped(made)
-            tape.emit("gather", [bufs["targets"], order, state], [y], "input", **moved, **ring)
+            tape.emit(Op("gather"), [bufs["targets"], order, state], [y], "input", **moved, **ring)
         return x, y
 
 
@@ -165,7 +166,7 @@ class Series:
         augment.check(self.windows.shape)
         tape.examples = (order, state)
         x, y = tape.temp("batch", (batch, *self.windows.shape)), tape.temp("batch targets", (batch,))
-        tape.emit("gather_windows", [bufs["rows"], bufs["targets"], bufs["starts"], order, state], [x, y], "input")
+        tape.emit(Op("gather_windows"), [bufs["rows"], bufs["targets"], bufs["starts"], order, state], [x, y], "input")
         return x, y
 
 

@@ -13,6 +13,7 @@ from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.graph import Buf, Plan, Resolution, Step
 from nbcnn.plan.lowering import Beside, lower, stored_as
 from nbcnn.plan.merging import with_sums
+from nbcnn.plan.op import Op
 from nbcnn.plan.packing import placement_of
 from nbcnn.plan.shapes import numel
 
@@ -42,7 +43,7 @@ def plan_on(
     """
     for step in steps:
         # A data set may be larger: the gather kernels have 64 bits for the image, and 32 within it.
-        for buf in (*step.ins[step.op in ("gather", "gather_labels") :], *step.outs):
+        for buf in (*step.ins[step.op.plain in (Op("gather"), Op("gather_labels")) :], *step.outs):
             if numel(buf.shape) >= _INDEX_LIMIT:
                 raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
     if fusing:

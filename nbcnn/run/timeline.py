@@ -34,8 +34,8 @@ def wait_launch(milliseconds: float) -> Launch:
 def label(step: Step) -> str:
     """Op and pass under which a step's time is added up: "conv wgrad" for every convolution's, fused or not; else the op's name."""
     if conv_shape(step) is not None:
-        return "conv " + next(name for name in PASSES if name in step.op)
-    return step.op.replace("_", " ")
+        return "conv " + (step.op.direction if step.op.direction in PASSES else "fprop")
+    return str(step.op).replace("_", " ")
 
 
 def watch(program: Program, mark: Mark = nothing) -> Callable[[], dict[str, Any]]:

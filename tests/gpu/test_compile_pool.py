@@ -18,6 +18,7 @@ from nbcnn.gpu.device import Host
 from nbcnn.gpu.kernel_store import Wanted
 from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.kernel.call import Call, HostCall
+from nbcnn.plan.op import Op
 from nbcnn.run.peak_kernels import wait_kernel
 from nbcnn.train.interrupt import Unwinding
 
@@ -60,6 +61,6 @@ def test_a_second_start_compiles_nothing(gpu, tmp_path):
 def test_a_loaded_kernel_is_not_missing(gpu):
     x, y = gpu.empty(10, "float32"), gpu.empty(10, "float32")
     shapes, dtypes = ((10,),), ("float32",)
-    (launch,) = RELU.bind_fprop(Call("relu_fprop", (x,), (y,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
+    (launch,) = RELU.bind_fprop(Call(Op("relu", "fprop"), (x,), (y,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
     compile_all([launch])
     assert missing([launch]) == []

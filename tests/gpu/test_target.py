@@ -13,6 +13,7 @@ from nbcnn.modes import MODES
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.mma import wgrad_tile
 from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.op import Op
 from nbcnn.run.resolve import resolved_tiles
 
 PACKAGE = Path(__file__).parents[2] / "nbcnn"
@@ -85,7 +86,7 @@ def test_equal_targets_get_equal_plans_and_another_gpu_another():
 def test_shared_memory_limits_the_tiles_of_an_engine(arch):
     """Tiles of the portable weight gradient are among those that the asked GPU has room for, whatever GPU is here."""
     shapes = ((64, 64, 16, 16), (64, 128, 16, 16)), ((128, 64, 3, 3), (128,))
-    g = correlation(Call("conv_wgrad", (), (), *shapes, {"stride": 1, "pad": 1}, "NHWC"))
+    g = correlation(Call(Op("conv", "wgrad"), (), (), *shapes, {"stride": 1, "pad": 1}, "NHWC"))
     target = target_of(arch)
     largest = max(tile.shared_bytes(wgrad_tile.KINDS["bf16"]) for tile in wgrad_tile.candidates(g, wgrad_tile.KINDS["bf16"], target))
     assert largest <= target.shared_of_block

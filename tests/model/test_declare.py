@@ -184,8 +184,8 @@ def test_kernels_are_the_reference(own, key, op, device, rng):
             {"stride": 1, "pad": 0},
         ),
     )
-    shape = (3, 4, 1, 1) if op.startswith("conv") else (3, 8)
-    case = gradcheck.Case(op, "own", tuple(ins), ((shape, "float32"),), attrs, 16)
+    shape = (3, 4, 1, 1) if str(op).startswith("conv") else (3, 8)
+    case = gradcheck.Case(named(op), "own", tuple(ins), ((shape, "float32"),), attrs, 16)
     for _, impl in row.chain(op):
         with contextlib.suppress(Unsupported):
             assert gradcheck.parity(row, impl, case, device, None) <= gradcheck.bound(case, key[1])

@@ -23,6 +23,7 @@ from nbcnn.modes import COMMON, MODES, REFERENCES
 from nbcnn.ops.conv import fused
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.ops.kernel.case import Case
+from nbcnn.plan.op import Op
 
 
 def _here(row):
@@ -51,7 +52,7 @@ def test_the_cases_cover_every_op():
 
 
 def test_every_backward_op_is_checked_against_its_forward():
-    backward = {op for op in MODES["cpu", "fp32"].ops if op.endswith(("_dgrad", "_wgrad", "_grads"))}
+    backward = {op for op in MODES["cpu", "fp32"].ops if str(op).endswith(("_dgrad", "_wgrad", "_grads"))}
     # These are one half of evonorm_b0_grads and of batchnorm_grads, between whose halves the ranks meet.
     assert backward - {"evonorm_b0_dgrad", "batchnorm_dgrad"} <= set(gradcheck.GRADIENTS)
 
@@ -217,7 +218,7 @@ def test_a_wrong_kernel_is_found():
 
 
 def test_an_unwritten_output_is_found():
-    case = Case("relu_fprop", "", (np.ones((2, 3, 4, 5), np.float32),), (((2, 3, 4, 5), "float32"),))
+    case = Case(Op("relu", "fprop"), "", (np.ones((2, 3, 4, 5), np.float32),), (((2, 3, 4, 5), "float32"),))
     assert np.isnan(gradcheck.parity(MODES["cpu", "fp32"], Impl(lambda call: []), case, Host()))
 
 

@@ -13,6 +13,7 @@ from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.plan.arena import lifetimes, live_bytes, plan_arena, side_ends
 from nbcnn.plan.graph import Buf, Planned, Resolution, ShapeError, Step, Tape, drop_dead, named, names, trace
 from nbcnn.plan.lowering import is_short, lower, reads_little
+from nbcnn.plan.op import Op
 
 PLAIN = Resolution(None, "test")
 
@@ -20,7 +21,7 @@ PLAIN = Resolution(None, "test")
 def recorded_autoencoder(batch: int) -> list[Step]:
     tape = Tape(training=True)
     x = tape.temp("x", (batch, 3, 32, 32))
-    tape.emit("gather", [], [x])
+    tape.emit(Op("gather"), [], [x])
     layers = sized(autoencoder(), (3, 32, 32))
     y, backward = trace(tape, named(layers[:-1]), x)
     _, dy = layers[-1].build(tape, y, x, "mse")
@@ -127,7 +128,7 @@ def test_packed_weights_are_gathered_once_at_the_start():
 
 def test_two_disjoint_lives_share_memory():
     a, b, c = (Buf(n, (64,)) for n in "abc")
-    steps = [Step("f", (), (a,)), Step("f", (a,), (b,)), Step("f", (b,), (c,))]
+    steps = [Step(Op("f"), (), (a,)), Step(Op("f"), (a,), (b,)), Step(Op("f"), (b,), (c,))]
     offsets, total = plan_arena([Planned(s, PLAIN) for s in steps])
     assert total == 512
     assert offsets[a] == offsets[c] != offsets[b]
@@ -187,7 +188,7 @@ def test_the_loss_refuses_a_target_of_another_shape():
 def test_a_side_branch_keeps_what_it_reads_until_it_is_joined():
     flat = Buf("all", (1000,), home="param")
     steps = recorded_autoencoder(2)
-    steps.append(Step("sgd", (flat, Buf("all gradients", (1000,), home="grad")), (flat,)))
+    steps.append(Step(Op("sgd"), (flat, Buf("all gradients", (1000,), home="grad")), (flat,)))
     plan, branched = (lower(steps, "NHWC", lambda s: PLAIN, flat, beside=beside) for beside in (None, reads_little))
     assert not any(item.side for item in plan.steps)
     sides = [item.step.op for item in branched.steps if item.side]
@@ -205,7 +206,7 @@ def test_a_side_branch_keeps_what_it_reads_until_it_is_joined():
 def test_of_a_large_batch_short_weight_gradients_run_beside(store, batch):
     flat = Buf("all", (1000,), home="param")
     steps = recorded_autoencoder(batch)
-    steps.append(Step("sgd", (flat, Buf("all gradients", (1000,), home="grad")), (flat,)))
+    steps.append(Step(Op("sgd"), (flat, Buf("all gradients", (1000,), home="grad")), (flat,)))
     plan = lower(steps, "NHWC", lambda s: PLAIN, flat, store, beside=is_short)
     # At 1,024 images 14.5, 19.3 and 14.5 GFLOP, and 155 of the two wide layers.
     short = {"conv1", "conv3", "conv5"} if batch <= 1024 else set()

@@ -23,6 +23,7 @@ from nbcnn.ops.kernel.call import host
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Buf, Step
 from nbcnn.plan.merging import merge, with_sums
+from nbcnn.plan.op import Keep, Mask, Op
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
 from nbcnn.run.session import TrainingSession
@@ -34,14 +35,14 @@ SHAPE = (3, 6, 6)
 def test_a_sum_of_two_gradients_is_made_by_the_one_step_that_reads_it():
     a, b, c, total, other = (Buf(name, (2, 3)) for name in ("a", "b", "c", "total", "other"))
     rest = tuple(Buf(f"operand{at}", (2, 3)) for at in range(5))
-    first, reads = Step("add", (a, b), (total,)), Step("batchnorm_add_relu_grads", (total, *rest), (other,))
+    first, reads = Step(Op("add"), (a, b), (total,)), Step(Op("batchnorm", "grads", before=(Mask("relu"), Keep())), (total, *rest), (other,))
     merged = merge([first, reads])
     assert [(step.op, step.ins) for step in merged] == [("batchnorm_add_relu_grads", (a, *rest, b))]
     assert merge(merged) == merged, "there is no third"
     for kept in (
-        [first, reads, Step("relu_dgrad", (total, a), (c,))],
-        [first, Step("batchnorm_relu_grads", (total, *rest), (other,))],
-        [Step("add", (a, b), (Buf("total", (2, 3), home="io"),)), reads],
+        [first, reads, Step(Op("relu", "dgrad"), (total, a), (c,))],
+        [first, Step(Op("batchnorm", "grads", before=(Mask("relu"),)), (total, *rest), (other,))],
+        [Step(Op("add"), (a, b), (Buf("total", (2, 3), home="io"),)), reads],
     ):
         assert merge(kept) == kept
 
@@ -53,35 +54,39 @@ def bufs(names):
 def test_two_gradients_of_a_relu_are_added_and_masked_in_one_pass():
     dy, w, y, a, b, total, dz = bufs("dy w y a b total dz")
     attrs = {"stride": 2, "pad": 1}
-    steps = [Step("conv_dgrad_relu", (dy, w, y), (b,), attrs), Step("add", (a, b), (total,)), Step("relu_dgrad", (total, y), (dz,))]
+    steps = [
+        Step(Op("conv", "dgrad", after=(Mask("relu"),)), (dy, w, y), (b,), attrs),
+        Step(Op("add"), (a, b), (total,)),
+        Step(Op("relu", "dgrad"), (total, y), (dz,)),
+    ]
     first, second = merge(steps, OPS)
     assert (first.op, first.ins, first.outs, first.attrs) == ("conv_dgrad", (dy, w), (b,), attrs), "the pass behind it masks by the same values"
     assert (second.op, second.ins, second.outs) == ("add_relu_dgrad", (a, b, y), (dz,))
     assert merge(steps) == steps
-    assert [step.op for step in merge([*steps, Step("f", (b,), (a,))], OPS)] == ["conv_dgrad_relu", "add_relu_dgrad", "f"]
-    for other in (Step("f", (total,), (a,)), Step("relu_dgrad", (total, a), (b,))):
+    assert [step.op for step in merge([*steps, Step(Op("f"), (b,), (a,))], OPS)] == ["conv_dgrad_relu", "add_relu_dgrad", "f"]
+    for other in (Step(Op("f"), (total,), (a,)), Step(Op("relu", "dgrad"), (total, a), (b,))):
         assert merge([*steps, other], OPS) == [*steps, other], "the sum is read twice"
 
 
 @pytest.mark.parametrize("second", [True, False])
 def test_max_pooling_adds_the_other_gradient_of_its_input(second):
     dy, index, a, b, total = bufs("dy index a b total")
-    steps = [Step("maxpool_dgrad", (dy, index), (b,), {"size": 2, "stride": 2}), Step("add", (a, b) if second else (b, a), (total,))]
+    steps = [Step(Op("maxpool", "dgrad"), (dy, index), (b,), {"size": 2, "stride": 2}), Step(Op("add"), (a, b) if second else (b, a), (total,))]
     (merged,) = merge(steps, ("maxpool_dgrad",))
     assert (merged.op, merged.ins, merged.outs, merged.attrs) == ("maxpool_dgrad", (dy, index, a), (total,), {"size": 2, "stride": 2})
     assert merge(steps) == steps
-    again = [*steps, Step("f", (b,), (a,))]
+    again = [*steps, Step(Op("f"), (b,), (a,))]
     assert merge(again, ("maxpool_dgrad",)) == again, "somebody else reads the pooling's own part"
 
 
 def test_a_bias_is_added_where_the_sum_is_copied():
     x, b, a, y, z = bufs("x b a y z")
-    steps = [Step("bias_fprop", (x, b), (y,)), Step("concat_fprop", (a, y), (z,))]
+    steps = [Step(Op("bias", "fprop"), (x, b), (y,)), Step(Op("concat", "fprop"), (a, y), (z,))]
     assert [(step.op, step.ins, step.outs) for step in merge(steps, ("concat_bias_fprop",))] == [("concat_bias_fprop", (a, x, b), (z,))]
     for kept in (
-        [steps[0], Step("concat_fprop", (y, a), (z,))],
-        [steps[0], Step("concat_fprop", (a, a, y), (z,))],
-        [*steps, Step("f", (y,), (x,))],
+        [steps[0], Step(Op("concat", "fprop"), (y, a), (z,))],
+        [steps[0], Step(Op("concat", "fprop"), (a, a, y), (z,))],
+        [*steps, Step(Op("f"), (y,), (x,))],
     ):
         assert merge(kept, ("concat_bias_fprop",)) == kept
     assert merge(steps) == steps
@@ -91,11 +96,11 @@ def test_a_convolution_masks_what_it_alone_gives_to_a_relu():
     dy, w, y, dx, dz = bufs("dy w y dx dz")
 
     def steps(stride):
-        return [Step("conv_dgrad", (dy, w), (dx,), {"stride": stride, "pad": 1}), Step("relu_dgrad", (dx, y), (dz,))]
+        return [Step(Op("conv", "dgrad"), (dy, w), (dx,), {"stride": stride, "pad": 1}), Step(Op("relu", "dgrad"), (dx, y), (dz,))]
 
     (merged,) = merge(steps(1), OPS)
     assert (merged.op, merged.ins, merged.outs, merged.attrs) == ("conv_dgrad_relu", (dy, w, y), (dz,), {"stride": 1, "pad": 1})
-    strided, again = steps(2), [*steps(1), Step("f", (dx,), (w,))]
+    strided, again = steps(2), [*steps(1), Step(Op("f"), (dx,), (w,))]
     assert merge(strided, OPS) == strided, "of stride 2 the plain form runs in four phases"
     assert merge(again, OPS) == again
     assert merge(steps(1), ()) != [merged]
@@ -138,9 +143,9 @@ def norm_steps():
     dy, w, dx, x, dz = bufs("dy w dx x dz")
     channels = [Buf(name, (3,)) for name in ("weight", "bias", "mean", "rstd")]
     grads = [Buf(name, (3,), home="grad") for name in ("dweight", "dbias")]
-    gradient = Step("conv_dgrad", (dy, w), (dx,), {"stride": 1, "pad": 1}, "conv")
-    norm = Step("batchnorm_relu_grads", (dx, x, *channels), (dz, *grads), {}, "norm")
-    return gradient, norm, Step("f", (dz,), (Buf("out", (2, 3, 4, 4), home="io"),))
+    gradient = Step(Op("conv", "dgrad"), (dy, w), (dx,), {"stride": 1, "pad": 1}, "conv")
+    norm = Step(Op("batchnorm", "grads", before=(Mask("relu"),)), (dx, x, *channels), (dz, *grads), {}, "norm")
+    return gradient, norm, Step(Op("f"), (dz,), (Buf("out", (2, 3, 4, 4), home="io"),))
 
 
 def test_a_convolution_makes_the_sums_of_the_norm_before_it():
@@ -158,7 +163,7 @@ def test_a_convolution_makes_the_sums_of_the_norm_before_it():
 def test_a_convolution_adds_the_second_gradient_of_the_norms_output():
     gradient, norm, reader = norm_steps()
     other, total = bufs("other total")
-    added = Step("add", (other, gradient.outs[0]), (total,))
+    added = Step(Op("add"), (other, gradient.outs[0]), (total,))
     merged = with_sums([gradient, added, replace(norm, ins=(total, *norm.ins[1:])), reader], served(SUMS))
     assert [step.op for step in merged] == [SUMS, "batchnorm_relu_dgrad", "f"]
     assert merged[0].ins[-1] is other
@@ -168,9 +173,9 @@ def test_of_two_convolutions_the_one_of_more_taps_makes_the_sums():
     dy, y, x, a, b, dz, dother = bufs("dy y x a b dz dother")
     weight, mean, rstd = (Buf(name, (3,)) for name in ("weight", "mean", "rstd"))
     grads = [Buf(name, (3,), home="grad") for name in ("dweight", "dbias")]
-    makers = [Step("conv_dgrad", (dy, Buf("w", (3, 3, r, r))), (dx,), {"stride": 2, "pad": r // 2}, f"conv{r}") for r, dx in ((1, a), (3, b))]
-    norm = Step("batchnorm_add_relu_grads", (a, x, y, weight, mean, rstd, b), (dz, dother, *grads), {}, "norm")
-    read = [Step("f", (dz, dother), (Buf("out", (2, 3, 4, 4), home="io"),))]
+    makers = [Step(Op("conv", "dgrad"), (dy, Buf("w", (3, 3, r, r))), (dx,), {"stride": 2, "pad": r // 2}, f"conv{r}") for r, dx in ((1, a), (3, b))]
+    norm = Step(Op("batchnorm", "grads", before=(Mask("relu"), Keep())), (a, x, y, weight, mean, rstd, b), (dz, dother, *grads), {}, "norm")
+    read = [Step(Op("f"), (dz, dother), (Buf("out", (2, 3, 4, 4), home="io"),))]
     merged = with_sums([*makers, norm, *read], served("conv_dgrad_batchnorm_add_relu_sums"))
     assert [step.scope for step in merged[:2]] == ["conv1", "conv3"]
     assert merged[1].ins == (dy, makers[1].ins[1], x, y, weight, mean, rstd, a)
@@ -180,8 +185,10 @@ def test_of_two_convolutions_the_one_of_more_taps_makes_the_sums():
 
 def test_the_convolution_of_more_taps_adds_the_other_gradient_of_a_relu():
     dy, y, a, b, dz = bufs("dy y a b dz")
-    small, large = (Step("conv_dgrad", (dy, Buf("w", (3, 3, r, r))), (dx,), {"stride": 2, "pad": r // 2}, f"conv{r}") for r, dx in ((1, a), (3, b)))
-    first, second = with_sums([small, large, Step("add_relu_dgrad", (a, b, y), (dz,))], served("conv_dgrad_add_relu"))
+    small, large = (
+        Step(Op("conv", "dgrad"), (dy, Buf("w", (3, 3, r, r))), (dx,), {"stride": 2, "pad": r // 2}, f"conv{r}") for r, dx in ((1, a), (3, b))
+    )
+    first, second = with_sums([small, large, Step(Op("add", after=(Mask("relu"),)), (a, b, y), (dz,))], served("conv_dgrad_add_relu"))
     assert first is small
     assert (second.op, second.ins, second.outs) == ("conv_dgrad_add_relu", (dy, large.ins[1], y, a), (dz,))
 
@@ -195,16 +202,16 @@ def test_a_gradient_of_the_callers_own_is_made_though_no_step_reads_it():
 def test_norms_keep_their_gradient_where_nothing_is_gained():
     steps = [*norm_steps()]
     gradient, norm, reader = steps
-    again = Step("f", (gradient.outs[0],), (Buf("g", (2, 3, 4, 4)),))
+    again = Step(Op("f"), (gradient.outs[0],), (Buf("g", (2, 3, 4, 4)),))
     other, total = bufs("other total")
-    added, of_total = Step("add", (other, gradient.outs[0]), (total,)), replace(norm, ins=(total, *norm.ins[1:]))
+    added, of_total = Step(Op("add"), (other, gradient.outs[0]), (total,)), replace(norm, ins=(total, *norm.ins[1:]))
     other_shape = replace(norm, ins=(norm.ins[0], Buf("x", (2, 3, 8, 2)), *norm.ins[2:]))
     for kept, find in (
         (steps, served()),
         (steps, lambda step: ("wgmma", step is norm)),  # each tensor moves once
         (steps, lambda step: ("mma" if step is gradient else "wgmma", False)),  # another engine makes the plain gradient
         ([gradient, again, norm, reader], served(SUMS)),
-        ([gradient, added, of_total, Step("f", (total,), (Buf("g", (2, 3, 4, 4)),)), reader], served(SUMS)),
+        ([gradient, added, of_total, Step(Op("f"), (total,), (Buf("g", (2, 3, 4, 4)),)), reader], served(SUMS)),
         ([gradient, other_shape, reader], served(SUMS)),
         ([replace(gradient, outs=(replace(gradient.outs[0], home="io"),)), norm, reader], served(SUMS)),
     ):

@@ -22,6 +22,7 @@ from nbcnn.ops.kernel.call import Call, planned_call
 from nbcnn.plan import lowering, sharing
 from nbcnn.plan.arena import MOST_ARENA, plan_arena
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.sharing import NEAR, share_planes, with_shared_planes
 
@@ -48,7 +49,7 @@ DEEP = nets.Network(
 def step(reads=X, writes=None, splits=True, side=False):
     how = Resolution(None, "test", scratch_bytes=TAKEN + 100, splits={0: TAKEN} if splits else {})
     out = Buf("y", (2, 64, 8, 8)) if writes is None else writes
-    return Planned(Step("conv_fprop", (reads, W), (out,)), how, Buf("scratch", (how.scratch_bytes,), "uint8"), side=side)
+    return Planned(Step(Op("conv", "fprop"), (reads, W), (out,)), how, Buf("scratch", (how.scratch_bytes,), "uint8"), side=side)
 
 
 def unshared(planned, lean):
@@ -88,7 +89,7 @@ def test_planes_are_not_kept_for_steps_far_behind():
 @pytest.mark.parametrize(("scratch_between", "shares"), [(0, True), (4 * TAKEN, False)])
 def test_a_lean_plan_shares_only_if_its_arena_is_no_larger_by_it(scratch_between, shares):
     scratch = Buf("scratch", (scratch_between,), "uint8") if scratch_between else None
-    between = Planned(Step("relu_fprop", (Buf("a", (1,)),), (Buf("b", (1,)),)), Resolution(None, "test"), scratch)
+    between = Planned(Step(Op("relu", "fprop"), (Buf("a", (1,)),), (Buf("b", (1,)),)), Resolution(None, "test"), scratch)
     items = [step(), between, step()]
     without = plan_arena(items)[1]
     usual, _, most = with_shared_planes(items, lean=False)
@@ -138,7 +139,7 @@ def test_an_op_around_a_convolution_splits_nothing_but_the_same_x():
                 splits = impl.splits(replace(call, tile=impl.tile(call, H200)))
                 assert splits == {position: planes_bytes(numel(call.in_shapes[position])) for position in splits}
                 seen.setdefault(case.op, set()).update(splits)
-    of_images = {op: {0} for op in (*IMAGE_OPS, "conv_statistics_fprop")}
+    of_images = {op: {0} for op in (*IMAGE_OPS, "conv_elu_fprop", "conv_statistics_fprop")}
     assert seen["gconv_wgrad"] == seen["pwconv1d_wgrad"] == seen["gemm"] == set()
     assert {op: positions for op, positions in seen.items() if positions} == {
         **{op: positions for op, positions in of_images.items() if op in seen},

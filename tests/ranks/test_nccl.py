@@ -11,6 +11,7 @@ import pytest
 
 from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.op import Op
 from nbcnn.ranks.collectives import MISSING, Nccl, NcclMissing
 from nbcnn.ranks.environment import Rank
 from nbcnn.run.timeline import wait_launch
@@ -40,7 +41,7 @@ def test_an_all_reduce_is_captured_between_kernels(nccl, gpu, rng):
     x, y, z = (gpu.empty(COUNT, "float32") for _ in range(3))
 
     def relu(source, target):
-        return RELU.bind_fprop(Call("relu_fprop", (source,), (target,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
+        return RELU.bind_fprop(Call(Op("relu", "fprop"), (source,), (target,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
 
     replay = gpu.replayable([*relu(x, y), nccl.all_reduce(y, 0.25), *relu(y, z)])
     for _ in range(2):

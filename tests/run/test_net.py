@@ -20,6 +20,7 @@ from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.ops.update.advance import POSITION
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Buf, Plan, Step
+from nbcnn.plan.op import Map, Op, Pool
 from nbcnn.plan.storage import UNIT_ROUNDOFF
 from nbcnn.run.allocation import MemoryPlanError
 from nbcnn.run.net import Net
@@ -333,7 +334,7 @@ def test_few_pixels_run_in_the_portable_engine(monkeypatch, batch, part):
         for name, shape, dtype in (("x", (256, 16, 16), "bfloat16"), ("y", (128, 8, 8), "bfloat16"), ("i", (32, 8, 8), "uint8"))
     )
     weights = Buf("w", (128, 256, 3, 3), home="param"), Buf("b", (128,), home="param")
-    step = Step("conv_relu_pool_fprop", (x, *weights), (y, index), {"stride": 1, "pad": 1}, "conv2")
+    step = Step(Op("conv", "fprop", after=(Map("relu"), Pool())), (x, *weights), (y, index), {"stride": 1, "pad": 1}, "conv2")
     assert resolver(row, H200)(step).mode == part
 
 

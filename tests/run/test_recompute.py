@@ -21,6 +21,7 @@ from nbcnn.nn.graphs import Graph
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.op import Map, Mask, Moments, Op
 from nbcnn.plan.recompute import AGAIN, made_again, recomputed
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
@@ -100,11 +101,11 @@ def test_the_cpu_row_has_no_op_for_it():
 def test_a_value_that_is_written_twice_or_follows_from_one_that_is_gone_is_kept():
     x, w, b, mean, rstd = (Buf(name, (4,), home=home) for name, home in zip("xwbms", ("arena", "param", "param", "arena", "arena"), strict=True))
     y, loss, dx, running = Buf("y", (4,)), Buf("loss", (1,)), Buf("dx", (4,)), Buf("running", (4,), home="state")
-    begin = Step("conv_statistics_fprop", (), (x, mean, rstd))
-    apply = Step("batchnorm_relu_apply", (x, w, b, mean, rstd), (y,))
-    end, slope = Step("mse_fprop", (y,), (loss,)), Step("mse_dgrad", (), (dx,))
-    reads = Step("conv_wgrad", (y.reshaped((2, 2)), dx), (Buf("dw", (4,)),))
-    grads = Step("batchnorm_relu_grads", (dx, x, w, b, mean, rstd), (Buf("d", (4,)),))
+    begin = Step(Op("conv", "fprop", after=(Moments(),)), (), (x, mean, rstd))
+    apply = Step(Op("batchnorm", "apply", after=(Map("relu"),)), (x, w, b, mean, rstd), (y,))
+    end, slope = Step(Op("mse", "fprop"), (y,), (loss,)), Step(Op("mse", "dgrad"), (), (dx,))
+    reads = Step(Op("conv", "wgrad"), (y.reshaped((2, 2)), dx), (Buf("dw", (4,)),))
+    grads = Step(Op("batchnorm", "grads", before=(Mask("relu"),)), (dx, x, w, b, mean, rstd), (Buf("d", (4,)),))
     found = recomputed([begin, apply, end, slope, reads, grads], [loss], OPS)
     assert [step.op for step in found] == [begin.op, apply.op, end.op, slope.op, apply.op, reads.op, grads.op]
     copy = found[4].outs[0]
@@ -113,9 +114,9 @@ def test_a_value_that_is_written_twice_or_follows_from_one_that_is_gone_is_kept(
     for steps in (
         [begin, apply, end, reads, grads],  # no step lies between the last reader of the forward pass and the first behind it
         [begin, apply, end, slope, reads],  # nothing needs x any more
-        [begin, apply, end, Step("scale", (dx,), (x,)), slope, reads, grads],  # x is another value by then
+        [begin, apply, end, Step(Op("scale"), (dx,), (x,)), slope, reads, grads],  # x is another value by then
         [begin, replace(apply, ins=(x, w, b, running, rstd)), end, slope, reads, grads],  # what moves in a step may have moved
-        [begin, apply, Step("scale", (y,), (y,)), end, slope, reads, grads],
+        [begin, apply, Step(Op("scale"), (y,), (y,)), end, slope, reads, grads],
         [begin, apply, end, slope, grads],  # nobody reads y in the backward pass
         [begin, apply, reads, end, slope, grads],
     ):

@@ -19,6 +19,7 @@ from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.op import Map, Op
 from nbcnn.run import timeline
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
@@ -67,10 +68,10 @@ def test_kernels_fill_the_step_on_a_gpu(gpu):
 
 def test_labels_are_op_and_pass():
     x, w, y = Buf("x", (1, 3, 8, 8)), Buf("w", (4, 3, 3, 3)), Buf("y", (1, 4, 8, 8))
-    assert timeline.label(Step("conv_relu_fprop", (x, w), (y,), {"stride": 1, "pad": 1})) == "conv fprop"
-    assert timeline.label(Step("upconv_wgrad", (x, y), (w,))) == "conv wgrad"
-    assert timeline.label(Step("maxpool_dgrad", (y,), (x,))) == "maxpool dgrad"
-    assert timeline.label(Step("pack_weights", (w,), (w,))) == "pack weights"
+    assert timeline.label(Step(Op("conv", "fprop", after=(Map("relu"),)), (x, w), (y,), {"stride": 1, "pad": 1})) == "conv fprop"
+    assert timeline.label(Step(Op("upconv", "wgrad"), (x, y), (w,))) == "conv wgrad"
+    assert timeline.label(Step(Op("maxpool", "dgrad"), (y,), (x,))) == "maxpool dgrad"
+    assert timeline.label(Step(Op("pack_weights"), (w,), (w,))) == "pack weights"
 
 
 def test_the_line_names_shares_gaps_and_the_host():

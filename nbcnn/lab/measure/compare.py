@@ -24,7 +24,7 @@ def compare(a: Choice, b: Choice, problem: Problem, watch_for: Any, *, caches: S
     with watch_for(gpu) as watch:
         rows = list(study(made, watch, caches=caches, iterations=(iterations,), graphs=(gpu.name == "gpu",), cap=cap))
     return {
-        "op": problem.op,
+        "op": str(problem.op),
         "variants": [each.label for each in made],
         "parity": [{"error": each.error, "bound": each.limit} for each in made],
         "outputs": outputs,

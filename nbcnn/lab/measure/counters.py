@@ -48,7 +48,7 @@ def compare(program: Program, counted: Sequence[Mapping[str, Any]], cache_bytes:
             dram = found["dram_read"] + found["dram_write"]
             row = {
                 "scope": item.step.scope,
-                "op": item.step.op,
+                "op": str(item.step.op),
                 "kernel": getattr(getattr(launch.kernel, "py_func", launch.kernel), "__name__", launch.name),
                 "dram_read": found["dram_read"],
                 "dram_write": found["dram_write"],
@@ -133,7 +133,7 @@ def validate(session: Any) -> dict[str, Any]:
     running = [timing.median for timing in time_steps(session).steps]
     for (item, launches), event_ms, alone_ms in zip(program.bound, running, time_alone(session), strict=True):
         times = {"event_ms": event_ms, "alone_ms": alone_ms, "ncu_ms": sum(next(at)["ms"] for _ in launches)}
-        steps.append({"scope": item.step.scope, "op": item.step.op} | {name: round(ms, 5) for name, ms in times.items()})
+        steps.append({"scope": item.step.scope, "op": str(item.step.op)} | {name: round(ms, 5) for name, ms in times.items()})
     return {"l2_bytes": cache, "kernels": kernels, "steps": steps}
 
 

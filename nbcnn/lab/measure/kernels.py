@@ -32,6 +32,7 @@ from nbcnn.modes import MODES
 from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.kernel.row import Row
 from nbcnn.ops.norms.reference import norm_cases
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.rows import TENSOR_CORES
 
@@ -66,12 +67,12 @@ def rows(mode: str | None, precision: str | None) -> list[Row]:
     return [row for row in MODES.values() if row.device == "gpu" and mode in (None, row.mode) and precision in (None, row.precision)]
 
 
-def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, str, Any]]:
+def launches(row: Row, arch: str, op: str | Op | None = None) -> Iterator[tuple[str, str, Any]]:
     """(part of the row, op, launch) of every kernel of `row` on an architecture, each kernel once for its types; only those of `op` if given."""
     target = target_of(arch)
     seen: set[Any] = set()
-    planned: set[str] = set()
-    covered: set[tuple[str, str]] = set()
+    planned: set[Op] = set()
+    covered: set[tuple[str, Op]] = set()
     for fusing in (True, False):
         program = training_program(row, BATCH, target=target, fusing=fusing)
         for item, made in program.bound:
@@ -94,12 +95,12 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
                 break
 
 
-def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tuple[str, str, Any]]:
+def _new(part: str, op: Op, made: Sequence[Any], seen: set[Any]) -> Iterator[tuple[str, str, Any]]:
     for launch in made:
         key = (id(launch.kernel), signature_of(launch))
         if key not in seen:
             seen.add(key)
-            yield part, op, launch
+            yield part, str(op), launch
 
 
 def report(

@@ -38,6 +38,7 @@ from nbcnn.ops.update.accumulate import COUNTED
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import lower
 from nbcnn.plan.merging import merge, with_sums
+from nbcnn.plan.op import Map, Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
 from nbcnn.run.resolve import finder, resolver
@@ -82,7 +83,7 @@ class _Array:
         return _Array(self.size * self.dtype.itemsize // np.dtype(dtype).itemsize, dtype)
 
 
-def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tuple[list[Step], Buf]:
+def _record(user: User, batch: int, training: bool, fused: Sequence[Op]) -> tuple[list[Step], Buf]:
     """The steps of a training step, or of an evaluation, and all weights; `fused`: the ops that layers may be put together for."""
     assert user.layers is not None
     shape = user.shape
@@ -97,12 +98,12 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
         x = Buf("x", x.shape, home="io")
     elif len(shape) == 2:
         rows, targets, starts = Buf("rows", (2**20,), home="io"), Buf("targets", (2**16,), home="io"), Buf("starts", (2**16,), "int32", "io")
-        tape.emit("gather_windows", [rows, targets, starts, order, state], [x, y], "input")
+        tape.emit(Op("gather_windows"), [rows, targets, starts, order, state], [x, y], "input")
     else:
-        tape.emit("gather", [Buf("images", (batch, *shape), "uint8", "io"), order, state], [x], "input", flip=False)
+        tape.emit(Op("gather"), [Buf("images", (batch, *shape), "uint8", "io"), order, state], [x], "input", flip=False)
         if isinstance(loss, Losses):
             y = tape.temp("batch labels", (batch, len(loss.parts), 1), "int32")
-        tape.emit("gather_labels", [Buf("labels", y.shape, "int32", "io"), order, state], [y], "input")
+        tape.emit(Op("gather_labels"), [Buf("labels", y.shape, "int32", "io"), order, state], [y], "input")
     inputs = unpack(tape, x, made.inputs, "inputs") if several else [x]
     outs, backward = trace_nodes(tape, Wired(tuple(body), last.reads, len(inputs)), inputs)
     value, dys = loss.build(tape, outs if len(outs) > 1 else outs[0], y if loss.needs_labels else tape.prepared or x, loss.kind)
@@ -117,14 +118,14 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
             found = [tape.count, tape.total] if tape.count and tape.total else []
             how = {"images": batch // user.parts, "examples": batch // user.parts, "share": 1.0, "root": getattr(loss, "of_batch", False)}
             whole = [tape.temp(name, (), "float64") for name in ("loss of the batch", "count of the batch")]
-            tape.emit("weigh_part", [value, counted, *found], [counted, *whole], "update", first=part == 1, **how)
-            tape.emit("accumulate", [grads, total, counted], [result], "update", first=part == 1, last=part == user.parts)
+            tape.emit(Op("weigh_part"), [value, counted, *found], [counted, *whole], "update", first=part == 1, **how)
+            tape.emit(Op("accumulate"), [grads, total, counted], [result], "update", first=part == 1, last=part == user.parts)
         moments = [Buf(f"optim.{name}", (layout.size,), home="state") for name in user.optimizer.moments]
         user.optimizer.record(tape, weights, grads, moments, Buf("rates", (1,), home="io"), state, layout.decayed)
         if user.ema:
-            tape.emit("ema", [average, weights, state], [average], "update", decay=user.ema)
+            tape.emit(Op("ema"), [average, weights, state], [average], "update", decay=user.ema)
     sums = Buf("sums", (4,), "float64", "state")
-    tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", count=batch)
+    tape.emit(Op("advance"), [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", count=batch)
     return merge(drop_dead(tape.steps), fused), weights
 
 
@@ -149,7 +150,7 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
         if user.dwconv not in known:
             chosen = row if user.dwconv == "auto" else with_dwconv(row, user.dwconv)
             # Ranks add up by another library, or through the host: no kernel of this package.
-            chosen = replace(chosen, fallbacks=(*chosen.fallbacks, ("ranks", {"all_reduce": Impl(lambda call: [])})))
+            chosen = replace(chosen, fallbacks=(*chosen.fallbacks, ("ranks", {Op("all_reduce"): Impl(lambda call: [])})))
             known[user.dwconv] = chosen, _remembering(resolver(chosen, target_of(arch)))
         (chosen, resolve), seen = known[user.dwconv], set()
         for batch in user.batches if user.layers else ():
@@ -163,9 +164,9 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
                         key = _key(item.step)
                         if key not in seen:
                             seen.add(key)
-                            yield from (Use(user, row, arch, item.step.op, launch) for launch in _bound(item, row.layout))
+                            yield from (Use(user, row, arch, str(item.step.op), launch) for launch in _bound(item, row.layout))
         if user.name == "gemm":
-            step = Step("gemm", (Buf("a", (1024, 512), row.store), Buf("b", (1024, 512), row.store)), (Buf("c", (1024, 1024), row.store),))
+            step = Step(Op("gemm"), (Buf("a", (1024, 512), row.store), Buf("b", (1024, 512), row.store)), (Buf("c", (1024, 1024), row.store),))
             how = resolve(step)
             scratch = Buf("scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
             yield from (Use(user, row, arch, "gemm", launch) for launch in _bound(Planned(step, how, scratch), row.layout))
@@ -259,11 +260,11 @@ def _hopper_ladder(row: Row, arch: str) -> list[Use]:
     arrays = (_Array(numel(images), np.uint16), _Array(numel(filters), np.uint16), _Array(64, np.float32))
     found = []
     for each in hopper_ladder.STEPS:
-        count = 3 if each.op == "conv_relu_fprop" else 2
+        count = 3 if each.op == Op("conv", "fprop", after=(Map("relu"),)) else 2
         shapes = (images, filters, bias)[:count]
         call = Call(each.op, arrays[:count], (_Array(numel(images), np.uint16),), shapes, (images,), {"stride": 1, "pad": 1}, "NHWC")
         packed = _Array(pack(call).size, np.uint16)
-        found += [Use(ladder, row, arch, each.op, launch) for launch in each.impl.bind(replace(call, packed=packed))]
+        found += [Use(ladder, row, arch, str(each.op), launch) for launch in each.impl.bind(replace(call, packed=packed))]
     return found
 
 

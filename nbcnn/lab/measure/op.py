@@ -21,6 +21,7 @@ from nbcnn.modes import DWCONV, Row
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.op import Loss, Op
 from nbcnn.run.peaks import peaks_of
 from nbcnn.run.rows import choose_mode
 
@@ -68,7 +69,7 @@ class Prepared:
     """An op bound to operands and verified: `bounds[i]` is the op on the i-th set of operands; error and limit of its parity."""
 
     label: str
-    op: str
+    op: Op
     row: Row
     part: str
     device: Any
@@ -192,7 +193,7 @@ def _verified(row: Row, impl: Impl, problem: Problem, device: Any, tile: Any) ->
 def full_bound(problem: Problem, precision: str) -> float:
     """The parity bound at full size: sums over images (of a weight gradient, of a loss) have that many more terms."""
     small, images = problem.small, problem.batch
-    over_images = "wgrad" in problem.op or "mse" in problem.op
+    over_images = problem.op.direction == "wgrad" or problem.op.has(Loss) or problem.op.kind == "mse"
     terms = small.terms * images // len(small.ins[0]) if images and over_images else small.terms
     return gradcheck.bound(replace(small, terms=max(1, terms)), precision)
 
@@ -267,7 +268,7 @@ def row_of(label: str, prepared: Prepared, measured: Measured, how: dict[str, An
     }
     return {
         "variant": label,
-        "op": prepared.op,
+        "op": str(prepared.op),
         "shapes": [list(shape) for shape in (*call.in_shapes, *call.out_shapes)],
         "precision": prepared.row.precision,
         **({} if peer else own),

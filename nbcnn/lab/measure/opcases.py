@@ -25,6 +25,7 @@ from nbcnn.ops.products import gemm
 from nbcnn.ops.series.dwconv1d.reference import series_backward_cases, series_cases
 from nbcnn.ops.series.pwconv1d import pointwise_cases
 from nbcnn.ops.update import adam, grad_norm, sgd
+from nbcnn.plan.op import Loss, Map, Mask, Norm, Op, Pool, Unpool
 from nbcnn.plan.shapes import ConvShape, numel
 
 LAYERS = {
@@ -35,24 +36,34 @@ LAYERS = {
     "conv5": ConvShape(1, 256, 32, 32, 3, 3, 3, 1, 1),
 }
 """The autoencoder's convolutions (on the doubled image, where an upsampling stands before)."""
-CONVS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_relu_fprop", "conv_relu_pool_fprop", "conv_dgrad_relu", "conv_pool_wgrad", "unpool")
-UPCONVS = ("upconv_fprop", "upconv_relu_fprop", "upconv_mse_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
-ACTIVATIONS = (*activations.OPS, "add")
-RESAMPLING = tuple(f"{name}_{path}" for name in ("maxpool", "avgpool", "upsample", "flatten") for path in ("fprop", "dgrad"))
-LOSSES = ("mse_fprop", "mse_dgrad")
-ROWS = ("softmax_xent_fprop", "softmax_xent_dgrad")
-SERIES = tuple(f"dwconv1d_{path}" for path in ("fprop", "dgrad", "wgrad", "bwd"))
-POINTWISE = tuple(f"pwconv1d_{path}" for path in ("fprop", "dgrad", "wgrad"))
-UPDATES = ("sgd", "adam", "grad_norm")
-NORMS = ("evonorm_s0_fprop", "evonorm_s0_grads", "evonorm_b0_fprop", "evonorm_b0_infer", "evonorm_b0_grads")
-CONV_NORMS = tuple(f"conv_evonorm_{kind}_{path}" for kind in ("s0", "b0") for path in ("fprop", "infer"))
+CONVS = (
+    *(Op("conv", path) for path in ("fprop", "dgrad", "wgrad")),
+    *(Op("conv", "fprop", after=after) for after in ((Map("relu"),), (Map("relu"), Pool()))),
+    Op("conv", "dgrad", after=(Mask("relu"),)),
+    Op("conv", "wgrad", before=(Unpool(),)),
+    Op("unpool"),
+)
+UPCONVS = (
+    *(Op("upconv", "fprop", after=after) for after in ((), (Map("relu"),), (Loss("mse"),))),
+    *(Op("upconv", "dgrad", after=after) for after in ((), (Mask("relu"),))),
+    Op("upconv", "wgrad"),
+)
+ACTIVATIONS = (*activations.OPS, Op("add"))
+RESAMPLING = tuple(Op(name, path) for name in ("maxpool", "avgpool", "upsample", "flatten") for path in ("fprop", "dgrad"))
+LOSSES = (Op("mse", "fprop"), Op("mse", "dgrad"))
+ROWS = (Op("softmax_xent", "fprop"), Op("softmax_xent", "dgrad"))
+SERIES = tuple(Op("dwconv1d", path) for path in ("fprop", "dgrad", "wgrad", "bwd"))
+POINTWISE = tuple(Op("pwconv1d", path) for path in ("fprop", "dgrad", "wgrad"))
+UPDATES = (Op("sgd"), Op("adam"), Op("grad_norm"))
+NORMS = (Op("evonorm_s0", "fprop"), Op("evonorm_s0", "grads"), Op("evonorm_b0", "fprop"), Op("evonorm_b0", "infer"), Op("evonorm_b0", "grads"))
+CONV_NORMS = tuple(Op("conv", path, after=(Norm(kind),)) for kind in ("evonorm_s0", "evonorm_b0") for path in ("fprop", "infer"))
 STATISTICS = {
-    **dict.fromkeys((("evonorm_s0_fprop", "out"), ("evonorm_b0_fprop", "out")), (1, 2)),
-    **dict.fromkeys((("conv_evonorm_s0_fprop", "out"), ("conv_evonorm_b0_fprop", "out")), (2, 3)),
-    **dict.fromkeys((("evonorm_s0_grads", "in"), ("evonorm_b0_grads", "in")), (4, 5)),
+    **dict.fromkeys(((Op("evonorm_s0", "fprop"), "out"), (Op("evonorm_b0", "fprop"), "out")), (1, 2)),
+    **dict.fromkeys(((Op("conv", "fprop", after=(Norm("evonorm_s0"),)), "out"), (Op("conv", "fprop", after=(Norm("evonorm_b0"),)), "out")), (2, 3)),
+    **dict.fromkeys(((Op("evonorm_s0", "grads"), "in"), (Op("evonorm_b0", "grads"), "in")), (4, 5)),
 }
 """Operands with one number for every channel or group of every image."""
-OPS = (*CONVS, *UPCONVS, *ACTIVATIONS, *RESAMPLING, *LOSSES, *ROWS, *NORMS, *CONV_NORMS, *SERIES, *POINTWISE, "gemm", "gather", *UPDATES)
+OPS = (*CONVS, *UPCONVS, *ACTIVATIONS, *RESAMPLING, *LOSSES, *ROWS, *NORMS, *CONV_NORMS, *SERIES, *POINTWISE, Op("gemm"), Op("gather"), *UPDATES)
 
 PARITY_IMAGES, NORM_IMAGES = 4, 8
 """Images that an op is verified on: the reference in float64 takes long at full size. A block of a norm has up to eight."""
@@ -87,7 +98,7 @@ class Problem:
     product: M, K, N of a matrix product, which is verified on few rows of both matrices.
     """
 
-    op: str
+    op: Op
     small: Case
     batch: int | None
     product: tuple[int, int, int] | None = None
@@ -110,12 +121,19 @@ class Problem:
         return grown(self.small, self.batch)
 
 
-def kind_of(op: str) -> str:
-    """Which of `FORMS` the shape of `op` has. Raises UsageError for an op that cannot be timed alone."""
-    if op not in OPS:
-        raise UsageError(f"no op {op!r} to time{nearest(op, OPS)}; there are {', '.join(OPS)}")
+def timed(name: str | Op) -> Op:
+    """The op of this name. Raises UsageError for an op that cannot be timed alone."""
+    names = {str(op): op for op in OPS}
+    if str(name) not in names:
+        raise UsageError(f"no op {str(name)!r} to time{nearest(str(name), list(names))}; there are {', '.join(names)}")
+    return names[str(name)]
+
+
+def kind_of(name: str | Op) -> str:
+    """Which of `FORMS` the shape of an op has. Raises UsageError for an op that cannot be timed alone."""
+    op = timed(name)
     kinds = {
-        "product": ("gemm",),
+        "product": (Op("gemm"),),
         "conv": CONVS + UPCONVS + CONV_NORMS,
         "rows": ROWS,
         "series": SERIES,
@@ -125,9 +143,9 @@ def kind_of(op: str) -> str:
     return next((kind for kind, ops in kinds.items() if op in ops), "images")
 
 
-def problem(op: str, shape: str | None = None) -> Problem:
-    """`op` at `shape` ("256,128,16,16,256", "conv4@1024"), or at a default one. Raises UsageError for what is no shape of it."""
-    kind = kind_of(op)
+def problem(name: str | Op, shape: str | None = None) -> Problem:
+    """The op of this name at `shape` ("256,128,16,16,256", "conv4@1024"), or at a default one. Raises UsageError for what is no shape of it."""
+    op, kind = timed(name), kind_of(name)
     numbers = _numbers(shape, kind) if shape else DEFAULTS[kind]
     if kind == "conv":
         n, c, h, w, k, r, s, stride, pad = (*numbers, *(3, 3, 1, 1)[len(numbers) - 5 :])
@@ -138,12 +156,12 @@ def problem(op: str, shape: str | None = None) -> Problem:
         return _conv(op, full)
     if kind == "images":
         n, c, h, w = numbers
-        if op == "gather":
+        if op == Op("gather"):
             return Problem(op, _first(gather.cases((n, c, h, w)), op), None)
         if op in NORMS:
             groups = GROUPS if c % GROUPS == 0 else c
             return Problem(op, _first(norm_cases((((min(n, NORM_IMAGES), c, h, w), groups, "normal"),)), op), n)
-        if op.startswith("flatten"):
+        if op.kind == "flatten":
             return Problem(op, _first(flatten.cases(((n, c, h, w),)), op), None)
         few = ((min(n, PARITY_IMAGES), c, h, w),)
         windowed = chain(maxpool.cases(few, ((2, 2),)), avgpool.cases(few, ((2, 2),)), upsample.cases(few, (2,)))
@@ -159,29 +177,30 @@ def problem(op: str, shape: str | None = None) -> Problem:
     return Problem(op, _first(chain(sgd.cases(numbers[0]), adam.cases(numbers[0]), grad_norm.cases(numbers[0])), op), None)
 
 
-def conv_problem(op: str, shape: ConvShape) -> Problem:
+def conv_problem(name: str | Op, shape: ConvShape) -> Problem:
     """A convolution op, plain or fused, that computes the direct convolution `shape`: an upconv's input is half its size."""
-    return _conv(op, replace(shape, H=shape.H // 2, W=shape.W // 2) if op.startswith("upconv") else shape)
+    op = timed(name)
+    return _conv(op, replace(shape, H=shape.H // 2, W=shape.W // 2) if op.kind == "upconv" else shape)
 
 
-def series_problem(op: str, shape: tuple[int, int, int, int], padding: str = "causal") -> Problem:
+def series_problem(name: str | Op, shape: tuple[int, int, int, int], padding: str = "causal") -> Problem:
     """A depthwise convolution of series (N, C, L, T) without a skip, or a pointwise one (N, C, L, K) without a bias."""
-    n, *rest = shape
+    op, (n, *rest) = timed(name), shape
     small = (min(n, PARITY_IMAGES), *rest)
     cases = chain(series_cases(*small), series_backward_cases(*small)) if op in SERIES else pointwise_cases(*small)
     plain = (case for case in cases if case.attrs.get("padding", padding) == padding and not case.label.endswith(("skip", "bias")))
     return Problem(op, _first(plain, op), n)
 
 
-def _conv(op: str, shape: ConvShape) -> Problem:
+def _conv(op: Op, shape: ConvShape) -> Problem:
     few = replace(shape, N=min(shape.N, PARITY_IMAGES))
     if op in CONV_NORMS:
         return Problem(op, _first(conv_norm_cases(((few, GROUPS if few.K % GROUPS == 0 else few.K),)), op), shape.N)
-    made = up_cases(few) if op.startswith("upconv") else chain(conv_cases(few), relu_cases(few), pooled_cases(few))
+    made = up_cases(few) if op.kind == "upconv" else chain(conv_cases(few), relu_cases(few), pooled_cases(few))
     return Problem(op, _first(made, op), shape.N)
 
 
-def _first(cases: Iterator[Case], op: str) -> Case:
+def _first(cases: Iterator[Case], op: Op) -> Case:
     return next(case for case in cases if case.op == op)
 
 
@@ -202,7 +221,7 @@ def _numbers(shape: str, kind: str) -> tuple[int, ...]:
     return found
 
 
-def resized(op: str, small: Case, images: int) -> Case:
+def resized(op: Op, small: Case, images: int) -> Case:
     """`small` with `images` images, its operands repeated: integers stay in their range."""
 
     few = len(small.ins[0])
@@ -227,7 +246,7 @@ def grown(small: Case, batch: int) -> tuple[list[np.ndarray], list[Any]]:
     return ins, [out for out in many.outs if not isinstance(out, int)]
 
 
-def _shape(op: str, side: str, position: int, shape: tuple[int, ...], images: int) -> tuple[int, ...]:
+def _shape(op: Op, side: str, position: int, shape: tuple[int, ...], images: int) -> tuple[int, ...]:
     return (images, *shape[1:]) if len(shape) >= 3 and not is_filter(op, side, position) else shape
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbcnn.lab.measure.steps import time_steps
 from nbcnn.lab.measure.timing import Timing
+from nbcnn.modes import named
 from nbcnn.ops.conv.wgmma.split import PLANES, PRODUCTS
 from nbcnn.ops.kernel.call import planned_call
 from nbcnn.ops.kernel.traffic import Traffic, total
@@ -51,7 +52,7 @@ def point(plan: Plan, item: Planned, timing: Timing, roofs: Roofs, mode: str, pr
     limiter = "latency/launch" if fraction < LATENCY_SHARE else "compute" if compute_ms > memory_ms else "memory"
     return {
         "scope": item.step.scope,
-        "op": item.step.op,
+        "op": str(item.step.op),
         "runs_as": item.how.mode,
         "tile": None if item.how.tile is None else asdict(item.how.tile),
         "flops": flops,
@@ -136,7 +137,7 @@ def table(found: Mapping[str, Any]) -> str:
     text.append(
         "least: every operand once; logical: what the kernels ask for with these tiles, mostly out of L2. Attainable: least bytes, measured ceilings."
     )
-    if any("upconv" in row["op"] for row in found["points"]):
+    if any(named(row["op"]).kind == "upconv" for row in found["points"]):
         text.append("A convolution behind an upsampling counts the nine of 36 products that it needs.")
     return "\n".join(line.rstrip() for line in text)
 
@@ -193,7 +194,8 @@ PASSES = ("fprop", "dgrad", "wgrad")
 
 def pass_of(op: str) -> str | None:
     """fprop, dgrad or wgrad; None for an op outside the passes."""
-    return next((name for name in PASSES if name in op), None)
+    direction = named(op).direction
+    return direction if direction in PASSES else None
 
 
 def used(found: Mapping[str, Any]) -> list[str]:

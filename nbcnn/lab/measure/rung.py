@@ -142,7 +142,7 @@ def sgemm_gflops(size: int = 2048) -> float:
 def time_pass(session: TrainingSession, path: str, estimate: float, seconds: float) -> Any:
     """Time the convolutions of one pass alone, back to back, as the whole step runs them."""
     program = session.program
-    launches = [launch for item, launches in program.bound if conv_shape(item.step) and path in item.step.op for launch in launches]
+    launches = [launch for item, launches in program.bound if conv_shape(item.step) and item.step.op.direction == path for launch in launches]
     replay = program.device.replayable(launches)
     return time_calls(replay, program.device, sensible_count(estimate / 3, seconds / 2), 0.0 if session.net.mode == "cpu" else 0.2)
 

@@ -17,6 +17,7 @@ from nbcnn.lab.measure.caches import Calls
 from nbcnn.lab.measure.opcases import series_problem
 from nbcnn.lab.peers import torch_step as peers
 from nbcnn.ops.series.dwconv1d import reference
+from nbcnn.plan.op import Op
 
 PATHS = ("fprop", "dgrad", "wgrad")
 FORMS = ("conv1d padded", "conv1d cropped", "FFT")
@@ -103,9 +104,9 @@ MAKERS = dict(zip(FORMS, (_padded, _cropped, _transformed), strict=True))
 def error(form: str, path: str, shape: tuple[int, int, int, int], padding: str, device: str) -> tuple[float, float]:
     """(relative error, bound) of a form on a few series: twice ours, because its order of sums is another."""
     torch, _ = peers._prepare("fp32")
-    small = series_problem(f"dwconv1d_{path}", (shape[0], min(shape[1], 16), *shape[2:]), padding).small
+    small = series_problem(Op("dwconv1d", path), (shape[0], min(shape[1], 16), *shape[2:]), padding).small
     want = np.empty(small.outs[0][0])  # type: ignore[index]
-    getattr(reference, small.op)(*(array.astype(np.float64) for array in small.ins), want, padding=padding)
+    getattr(reference, str(small.op))(*(array.astype(np.float64) for array in small.ins), want, padding=padding)
     ins = [torch.from_numpy(array).to(device) for array in small.ins]
     x, dy, w = {"fprop": (ins[0], None, ins[1]), "dgrad": (None, ins[0], ins[1]), "wgrad": (*ins, None)}[path]
     x, dy = (ins[0] if each is None else each for each in (x, dy))

@@ -19,6 +19,7 @@ from nbcnn.lab.measure.opcases import UPDATES, Problem
 from nbcnn.lab.peers import torch_step as peers
 from nbcnn.lab.peers.fusion import torch_norm
 from nbcnn.ops.update.advance import STEP
+from nbcnn.plan.op import Op
 
 Attrs = Mapping[str, Any]
 Function = Callable[..., Any]
@@ -229,19 +230,19 @@ def operands_of(problem: Problem, to_device: Callable[[np.ndarray], Any]) -> lis
     """What `function_of(problem.op, …)` takes: our op's operands, and what PyTorch wants in another form."""
     op, attrs = problem.op, problem.small.attrs
     ins, outs = problem.operands()
-    if op in ("sgd", "adam"):
+    if op.kind in ("sgd", "adam"):
         # A rate and a step's number instead of a table of rates and StepState.
         *arrays, rates, state = ins
         step = int(state[STEP])
         return [*map(to_device, arrays), float(rates[min(step, rates.size - 1)]), step + 1]
-    if op == "maxpool_dgrad":
+    if op == Op("maxpool", "dgrad"):
         dy, tap = ins
         size, stride, width = attrs["size"], attrs["stride"], outs[0][0][3]
         rows, columns = np.ogrid[: tap.shape[2], : tap.shape[3]]
         ins = [dy, (rows * stride + tap.astype(np.int64) // size) * width + columns * stride + tap % size]
-    if op.startswith("softmax"):
+    if op.kind == "softmax_xent":
         ins = [ins[0], ins[1].astype(np.int64)]
-    return [*map(to_device, ins), *([to_device(np.zeros(outs[0][0], np.float32))] if op in SHAPED else [])]
+    return [*map(to_device, ins), *([to_device(np.zeros(outs[0][0], np.float32))] if str(op) in SHAPED else [])]
 
 
 def works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list[Calls]] | None:
@@ -250,7 +251,7 @@ def works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list[Ca
     Raises RuntimeError if its result is not ours: then they would be two ops.
     """
     torch, layout = peers._prepare(prepared.row.precision)
-    function = function_of(prepared.op, problem.small.attrs)
+    function = function_of(str(prepared.op), problem.small.attrs)
     if function is None:
         return None
     rounded = prepared.row.precision == "bf16" and prepared.op not in UPDATES
@@ -261,11 +262,11 @@ def works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list[Ca
         return tensor.contiguous(memory_format=layout) if tensor.ndim == 4 else tensor
 
     sets = [operands_of(problem, on_gpu) for _ in prepared.bounds]
-    eager = _fused(prepared.op, problem.small.attrs) or function
+    eager = _fused(str(prepared.op), problem.small.attrs) or function
     forms = {"torch eager": eager, "torch.compile": torch.compile(function, dynamic=False)}
     prepared.bounds[0].run()
     ours = prepared.bounds[0].results()
-    check(prepared.op, ours, eager(*sets[0]), 2 * full_bound(problem, prepared.row.precision))
+    check(str(prepared.op), ours, eager(*sets[0]), 2 * full_bound(problem, prepared.row.precision))
 
     def made(cache: str, graph: bool) -> list[Calls]:
         used = sets if cache == "rotate" else sets[:1]

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbcnn.lab.report.tables import Table
 from nbcnn.lab.studies.nets import fastest, groups, mib
+from nbcnn.modes import named
 
 Row = Mapping[str, Any]
 FORMS = {
@@ -185,7 +186,7 @@ def alike(rows: Sequence[Row]) -> Table:
     same = [row for row in rows if row["path"] == "dgrad" and "best_plan_ms" in row and row.get("best_plan_op") == row["op"]]
     lines = (
         (
-            *(row["layer"], "dgrad and ReLU's mask" if row["op"].endswith("_relu") else "dgrad", f"`{row['op']}`"),
+            *(row["layer"], "dgrad and ReLU's mask" if named(row["op"]).mask else "dgrad", f"`{row['op']}`"),
             *(_micro(row["ms"]), f"{row['tflops']:.0f}", _micro(row["best_plan_ms"]), f"**{row['best_plan_ratio']:.2f}×**"),
         )
         for row in same

@@ -12,20 +12,23 @@ from nbcnn.lab.measure.opcases import LAYERS, conv_problem
 from nbcnn.lab.measure.steady import warm_up
 from nbcnn.lab.peers import cudnn_plans
 from nbcnn.lab.peers import torch_step as peers
+from nbcnn.plan.op import Loss, Map, Mask, Op, Pool, Unpool
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.plan.storage import ITEMSIZE
 
 PATHS = ("fprop", "dgrad", "wgrad")
+POOLED, WGRAD = Op("conv", "fprop", after=(Map("relu"), Pool())), Op("conv", "wgrad")
+MASKED = Op("conv", "dgrad", after=(Mask("relu"),))
+"""The op of the fused plan that is timed with its mask and without it, each beside cuDNN's best plan of the same work."""
+UP = {"dgrad": Op("upconv", "dgrad", after=(Mask("relu"),)), "wgrad": Op("upconv", "wgrad")}
 FUSED = {
-    "conv1": {"fprop": "conv_relu_pool_fprop", "wgrad": "conv_pool_wgrad"},
-    "conv2": {"fprop": "conv_relu_pool_fprop", "dgrad": "conv_dgrad_relu", "wgrad": "conv_wgrad"},
-    "conv3": {"fprop": "conv_relu_fprop", "dgrad": "conv_dgrad_relu", "wgrad": "conv_wgrad"},
-    "conv4": {"fprop": "upconv_relu_fprop", "dgrad": "upconv_dgrad_relu", "wgrad": "upconv_wgrad"},
-    "conv5": {"fprop": "upconv_mse_fprop", "dgrad": "upconv_dgrad_relu", "wgrad": "upconv_wgrad"},
+    "conv1": {"fprop": POOLED, "wgrad": Op("conv", "wgrad", before=(Unpool(),))},
+    "conv2": {"fprop": POOLED, "dgrad": MASKED, "wgrad": WGRAD},
+    "conv3": {"fprop": Op("conv", "fprop", after=(Map("relu"),)), "dgrad": MASKED, "wgrad": WGRAD},
+    "conv4": {"fprop": Op("upconv", "fprop", after=(Map("relu"),)), **UP},
+    "conv5": {"fprop": Op("upconv", "fprop", after=(Loss("mse"),)), **UP},
 }
 """The op that the fused autoencoder runs for each layer and pass."""
-MASKED = "conv_dgrad_relu"
-"""The op of the fused plan that is timed with its mask and without it, each beside cuDNN's best plan of the same work."""
 CALLS = 10
 """Calls in one captured graph, unless all sets of operands take more."""
 SECONDS = 0.5
@@ -62,8 +65,8 @@ def passes(
         for path in PATHS:
             if (name, path) == ("conv1", "dgrad"):
                 continue
-            op = FUSED[name][path] if fused else f"conv_{path}"
-            ours = [prepare(choice, conv_problem(each, shape)) for each in ((op, "conv_dgrad") if op == MASKED else (op,))]
+            op = FUSED[name][path] if fused else Op("conv", path)
+            ours = [prepare(choice, conv_problem(each, shape)) for each in ((op, Op("conv", "dgrad")) if op == MASKED else (op,))]
             device, rounding = ours[0].device, ours[0].row.precision
             peer = [peers.convolution(shape, path, rounding, device)] if beside_cudnn else []
             plans = _plans(shape, path, [made.op for made in ours], rounding, device) if beside_cudnn and cudnn_plans.available() else {}
@@ -79,7 +82,7 @@ def passes(
                 yield {
                     "layer": name,
                     "path": path,
-                    "op": made.op,
+                    "op": str(made.op),
                     "batch": batch,
                     "mode": mode,
                     "precision": rounding,
@@ -90,20 +93,20 @@ def passes(
                     "cudnn_ms": its[0].timing.as_dict() if its else None,
                     "ratio": 1 / ratio[0] if ratio else None,
                     "ratio_interval": [1 / ratio[2], 1 / ratio[1]] if ratio else None,
-                    **_best(made.op, mine, planned, plans),
+                    **_best(str(made.op), mine, planned, plans),
                     **mine.samples.gpu,
                     "steady": mine.samples.steady,
                 }
 
 
-def _plans(shape: ConvShape, path: str, ops: Sequence[str], precision: str, device: Any) -> dict[str, Any]:
+def _plans(shape: ConvShape, path: str, ops: Sequence[Op], precision: str, device: Any) -> dict[str, Any]:
     """cuDNN's best plan by what it computes, or why there is none: the pass, and the masked gradient where it is among `ops`."""
     found: dict[str, Any] = {}
-    for op in (f"conv_{path}", *([MASKED] if MASKED in ops else [])):
+    for op in (Op("conv", path), *([MASKED] if MASKED in ops else [])):
         try:
-            found[op] = cudnn_plans.convolution(shape, path, precision, device, masked=op == MASKED)
+            found[str(op)] = cudnn_plans.convolution(shape, path, precision, device, masked=op == MASKED)
         except cudnn_plans.NoPlan as error:
-            found[op] = str(error)
+            found[str(op)] = str(error)
     return found
 
 

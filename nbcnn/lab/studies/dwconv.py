@@ -25,6 +25,7 @@ from nbcnn.modes import DWCONV
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.traffic import Traffic, total
 from nbcnn.ops.series.dwconv1d.series import of_gradient
+from nbcnn.plan.op import Op
 
 Series = tuple[int, int, int, int]
 """The extents N, C, L, T of series and filters, which the paper calls B, H, L, K."""
@@ -51,20 +52,20 @@ class Ceiling:
         return self.peak / self.bandwidth
 
 
-def call_of(op: str, shape: Series, padding: str) -> Call:
+def call_of(op: Op, shape: Series, padding: str) -> Call:
     """The op on series of `shape`, without arrays and without a skip."""
     n, c, length, taps = shape
     series, filters = (n, c, length), (c, taps)
     ins, outs = {
-        "dwconv1d_wgrad": ((series, series), (filters,)),
-        "dwconv1d_bwd": ((series, series, filters), (series, filters)),
+        Op("dwconv1d", "wgrad"): ((series, series), (filters,)),
+        Op("dwconv1d", "bwd"): ((series, series, filters), (series, filters)),
     }.get(op, ((series, filters), (series,)))
     return Call(op, (), (), ins, outs, {"padding": padding}, in_dtypes=("float32",) * len(ins), out_dtypes=("float32",) * len(outs))
 
 
 def flops(shape: Series, path: str, padding: str) -> int:
     """Flops of a path: two for every tap inside the series, twice that where both gradients are made."""
-    g = of_gradient(call_of("dwconv1d_wgrad", shape, padding))
+    g = of_gradient(call_of(Op("dwconv1d", "wgrad"), shape, padding))
     return 2 * g.rows * g.products() * (2 if path == "bwd" else 1)
 
 
@@ -77,8 +78,8 @@ def compulsory(shape: Series, path: str) -> int:
 
 def launches_of(variant: str, path: str, shape: Series, padding: str, target: Target) -> list[Traffic]:
     """The traffic of every launch. Raises ValueError if the variant does not take the shape."""
-    impl = DWCONV[variant][f"dwconv1d_{path}"]
-    call = call_of(f"dwconv1d_{path}", shape, padding)
+    impl = DWCONV[variant][Op("dwconv1d", path)]
+    call = call_of(Op("dwconv1d", path), shape, padding)
     reason = impl.supports(call, target)
     if reason:
         raise ValueError(f"{variant} {path}: {reason}")
@@ -165,6 +166,6 @@ def models(shape: Series, variants: Sequence[str], padding: str, ceiling: Ceilin
     """A row for every variant and path, without times; what a variant does not take is left out."""
     for variant in variants:
         for path in PATHS:
-            op = f"dwconv1d_{path}"
+            op = Op("dwconv1d", path)
             if op in DWCONV[variant] and not DWCONV[variant][op].supports(call_of(op, shape, padding), target):
                 yield model(variant, path, shape, padding, ceiling, target)

@@ -26,6 +26,7 @@ from nbcnn.lab.studies import dwconv
 from nbcnn.lab.studies.dwconv import PATHS, TRIO, Ceiling, Series
 from nbcnn.modes import DWCONV, MODES
 from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.op import Op
 
 VERIFIED = 16
 """Channels at most that are verified, of four examples."""
@@ -70,7 +71,7 @@ class Operands:
 
 def planned(variant: str, path: str, shape: Series, padding: str, device: Any) -> Call:
     """The call without arrays, with its tile."""
-    op = f"dwconv1d_{path}"
+    op = Op("dwconv1d", path)
     call = dwconv.call_of(op, shape, padding)
     return replace(call, tile=DWCONV[variant][op].tile(call, device.target))
 
@@ -82,8 +83,7 @@ def verify(variant: str, call: Call, shape: Series, padding: str, device: Any) -
     small = series_problem(op, (n, min(c, VERIFIED), length, taps), padding).small
     error, limit = gradcheck.parity(MODES["naive", "fp32"], impl, small, device, call.tile), gradcheck.bound(small)
     if not error <= limit:
-        path = op.removeprefix("dwconv1d_")
-        raise NotTimed(f"{variant} {path} of {small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
+        raise NotTimed(f"{variant} {op.direction} of {small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
 
 
 def compile_sizes(shapes: Sequence[Series], variants: Sequence[str], padding: str, device: Any, say: Callable[[str], None] | None = None) -> int:
@@ -91,7 +91,7 @@ def compile_sizes(shapes: Sequence[Series], variants: Sequence[str], padding: st
     if device.name != "gpu" or SIMULATOR:
         return 0
     few = Operands((1, 1, 1, 1), device)  # a kernel is compiled for the types of its operands, whatever their extents
-    keys = [(shape, variant, path) for shape in shapes for variant in variants for path in PATHS if f"dwconv1d_{path}" in DWCONV[variant]]
+    keys = [(shape, variant, path) for shape in shapes for variant in variants for path in PATHS if Op("dwconv1d", path) in DWCONV[variant]]
     calls = [(variant, planned(variant, path, shape, padding, device)) for shape, variant, path in keys]
     taken = [(variant, call) for variant, call in calls if not DWCONV[variant][call.op].supports(call, device.target)]
     return compile_all([launch for variant, call in taken for launch in launches(variant, call, few, 0, device)], say)
@@ -112,7 +112,7 @@ def launches(variant: str, call: Call, operands: Operands, at: int, device: Any)
     """The launches of a verified call on set `at`."""
     impl = DWCONV[variant][call.op]
     nbytes = impl.scratch(call)
-    ins, outs = operands.of(call.op.removeprefix("dwconv1d_"), at)
+    ins, outs = operands.of(call.op.direction, at)
     scratch = device.empty(-(-nbytes // 8) * 8, "uint8") if nbytes else None
     return list(impl.bind(replace(call, ins=ins, outs=outs, scratch=scratch)))
 

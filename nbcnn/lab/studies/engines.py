@@ -28,13 +28,14 @@ from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure.nets import Network, examples
 from nbcnn.lab.studies import tiles
 from nbcnn.lab.studies.engine_nets import ALL, SMALL_BATCH
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.nn.optim import SGD
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.flops import conv_shape, fewest_flops, step_bytes
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE, decode, encode
 from nbcnn.run.net import Net
@@ -54,9 +55,7 @@ _TFLOPS = {"bf16": 400.0, "tf32": 200.0, "fp32": 100.0, "im2col": 40.0}
 _TBS, _LAUNCH_US = 2.5, 2.0
 """Rates by which the steps of the largest share of a network's time are found before anything is timed."""
 _LEFT_OUT = (
-    "gather",
-    "convert",
-    "pack",
+    *("gather", "gather_labels", "gather_windows", "convert", "pack_weights"),
     "sgd",
     "adam",
     "advance",
@@ -68,7 +67,7 @@ _LEFT_OUT = (
     "mask_squares",
     "dropout",
 )
-"""Beginnings of the names of ops that have one implementation, and want operands of which random values are none."""
+"""Kinds of ops that have one implementation, and want operands of which random values are none."""
 CHUNK = 40
 """Steps whose kernels are compiled together, beside the timing of those before."""
 
@@ -111,10 +110,18 @@ class Task:
         operands = {side: [[list(buf.shape), buf.dtype] for buf in bufs] for side, bufs in (("ins", step.ins), ("outs", step.outs))}
         attrs = {name: value for name, value in step.attrs.items() if isinstance(value, (int, float, str, tuple, list))}
         counted = {"flops": fewest_flops(step), "bytes": step_bytes(step)}
-        return {"row": self.row, "op": step.op, **operands, "attrs": attrs, **counted, "networks": dict(self.networks), "share": round(self.share, 5)}
+        return {
+            "row": self.row,
+            "op": str(step.op),
+            **operands,
+            "attrs": attrs,
+            **counted,
+            "networks": dict(self.networks),
+            "share": round(self.share, 5),
+        }
 
 
-def chain(row: str, op: str) -> Iterator[tuple[str, Impl]]:
+def chain(row: str, op: Op) -> Iterator[tuple[str, Impl]]:
     """The implementations of an op that a row may take: its own, and in `fp32` im2col's, which multiply on CUDA cores."""
     yield from ROWS[row].chain(op)
     if row == "fp32":
@@ -154,7 +161,7 @@ def tasks(names: Sequence[str], rows: Sequence[str], device: Any, most_tiles: in
                 steps = [item.step for item in _plan(ALL[name], ROWS[row], batch or ALL[name].batch, device).steps]
                 times = [max(fewest_flops(step) / _TFLOPS[row] / 1e6, step_bytes(step) / _TBS / 1e6) + _LAUNCH_US for step in steps]
                 for step, us in zip(steps, times, strict=True):
-                    if step.op.startswith(_LEFT_OUT):
+                    if step.op.kind in _LEFT_OUT:
                         continue
                     key = (
                         row,
@@ -334,7 +341,7 @@ def _timed(pools: Pools, task: Task) -> Iterator[dict[str, Any]]:
 def _limit(task: Task) -> float:
     """How far apart two results may be: each is within the bound of the truth."""
     shape, op = conv_shape(task.step), task.step.op
-    path = next((path for path in ("dgrad", "wgrad") if path in op), "fprop")
+    path = op.direction if op.direction in ("dgrad", "wgrad") else "fprop"
     terms = shape.gemm(path)[2] if shape else max(numel(of) for of, _ in _operands(task))
     return 2 * parity_bound(terms, ROWS[task.row].precision)
 
@@ -365,7 +372,7 @@ def step_of(row: Mapping[str, Any]) -> Step:
     """The step that a row is about."""
     bufs = {side: tuple(Buf(f"{side}{at}", tuple(shape), dtype) for at, (shape, dtype) in enumerate(row[side])) for side in ("ins", "outs")}
     attrs = {name: tuple(value) if isinstance(value, list) else value for name, value in row["attrs"].items()}
-    return Step(row["op"], bufs["ins"], bufs["outs"], attrs)
+    return Step(named(row["op"]), bufs["ins"], bufs["outs"], attrs)
 
 
 def judged(rows: Iterable[Mapping[str, Any]], target: Target = H200) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from nbcnn.lab.measure.caches import sets_for
 from nbcnn.lab.measure.fusion import FEWEST_OF_CONV, Case, Variant, chained, ours
 from nbcnn.lab.measure.op import Choice, Prepared, full_bound, prepare
 from nbcnn.plan.flops import step_bytes, step_flops
+from nbcnn.plan.op import Norm, Op
 
 PUBLISHED = ((128, 128, 128), (256, 128, 128), (256, 256, 256), (512, 256, 256), (512, 256, 512), (1024, 512, 256))
 PRODUCTS = (*PUBLISHED, (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192))
@@ -32,7 +33,7 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _made(op: str, shape: Sequence[int], mode: str = "im2col", precision: str | None = None) -> tuple[Prepared, opcases.Problem]:
+def _made(op: str | Op, shape: Sequence[int], mode: str = "im2col", precision: str | None = None) -> tuple[Prepared, opcases.Problem]:
     problem = opcases.problem(op, ",".join(map(str, shape)))
     moved = 4 * sum(array.size for array in problem.operands()[0])
     choice = Choice(mode, precision)
@@ -91,7 +92,7 @@ def activations(device: Any, names: Sequence[str], sides: Sequence[int], peer: b
     missing = () if not peer or has_triton() else (TRITON_MISSING,)
     for side in sides:
         for name in names:
-            made, problem = _made(f"{name}_fprop", (side, 1, 1, side))
+            made, problem = _made(Op(name, "fprop"), (side, 1, 1, side))
             variants = [ours("nbcnn", made)]
             if peer:
                 variants += _torch_forms(
@@ -174,16 +175,16 @@ def _conv_forward(kind: str, batch: int, precision: str) -> Case:
 
 def _conv_norm_forms(kind: str, batch: int, precision: str) -> tuple[list[Variant], int, tuple[Prepared, opcases.Problem]]:
     """Fused in training and in inference, unfused, and its parts; flops; the fused op."""
-    shape, norm_op = (batch, *IMAGE, IMAGE[0]), f"evonorm_{kind}_fprop"
+    shape, norm_kind = (batch, *IMAGE, IMAGE[0]), f"evonorm_{kind}"
 
-    def made(op: str, of: Sequence[int]) -> tuple[Prepared, opcases.Problem]:
+    def made(op: Op, of: Sequence[int]) -> tuple[Prepared, opcases.Problem]:
         return _made(op, of, MODE[precision], precision)
 
-    fused = made(f"conv_{norm_op}", shape)
-    conv, norm = made("conv_fprop", shape)[0], made(norm_op, (batch, *IMAGE))[0]
+    fused = made(Op("conv", "fprop", after=(Norm(norm_kind),)), shape)
+    conv, norm = made(Op("conv", "fprop"), shape)[0], made(Op(norm_kind, "fprop"), (batch, *IMAGE))[0]
     variants = [
         ours("nbcnn fused", fused[0]),
-        ours("nbcnn fused, inference", made(f"conv_evonorm_{kind}_infer", shape)[0]),
+        ours("nbcnn fused, inference", made(Op("conv", "infer", after=(Norm(norm_kind),)), shape)[0]),
         chained("nbcnn unfused", [(conv, {}), (norm, {0: 0})]),
         ours("nbcnn conv alone", conv),
         ours("nbcnn norm alone", norm),
@@ -192,7 +193,7 @@ def _conv_norm_forms(kind: str, batch: int, precision: str) -> tuple[list[Varian
 
 
 def _forward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant], int]:
-    op = f"evonorm_{kind}_fprop"
+    op = Op(f"evonorm_{kind}", "fprop")
     if form == "alone":
         made, problem = _made(op, (batch, *IMAGE), "naive")
         variants = [ours("nbcnn NCHW", made), ours("nbcnn NHWC", _made(op, (batch, *IMAGE))[0])]
@@ -206,13 +207,13 @@ def _forward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant
 
 
 def _backward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant], int]:
-    op = f"evonorm_{kind}_grads"
+    op = Op(f"evonorm_{kind}", "grads")
     if form == "alone":
         made, problem = _made(op, (batch, *IMAGE), "naive")
         variants = [ours("nbcnn NCHW", made), ours("nbcnn NHWC", _made(op, (batch, *IMAGE))[0])]
         return variants + (_differences(made, problem, _norm(kind), _grads_operands) if peer else []), 0
     shape = (batch, *IMAGE, IMAGE[0])
-    norm, wgrad, dgrad = (_made(name, s)[0] for name, s in ((op, (batch, *IMAGE)), ("conv_wgrad", shape), ("conv_dgrad", shape)))
+    norm, wgrad, dgrad = (_made(name, s)[0] for name, s in ((op, (batch, *IMAGE)), (Op("conv", "wgrad"), shape), (Op("conv", "dgrad"), shape)))
     problem = opcases.problem("conv_wgrad", ",".join(map(str, shape)))
     variants = [chained("nbcnn unfused", [(norm, {}), (wgrad, {1: 0}), (dgrad, {0: 0})])]
     if peer:

@@ -25,11 +25,12 @@ from nbcnn.ops.conv.hopper_ladder import STEPS, Step
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.case import Case
+from nbcnn.plan.op import Map, Op
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.peaks import peaks_of
 
 LAYER = "conv2"
-OP = "conv_relu_fprop"
+OP = Op("conv", "fprop", after=(Map("relu"),))
 """What mode im2col, step 6 and the engine compute; steps 1 … 5 the convolution alone."""
 BELOW = ("mode im2col", "CUDA cores, float32")
 ABOVE = ("engine", "256-pixel tiles, patches kept")
@@ -45,7 +46,7 @@ SECONDS = 3.0
 def case_of(step: Step, shape: ConvShape) -> Case:
     """The op of a step at `shape`: steps 1 … 5 have no bias."""
     made = (*conv_cases(shape), *relu_cases(shape))
-    return next(case for case in made if case.op == step.op and (step.op != "conv_fprop" or len(case.ins) == 2))
+    return next(case for case in made if case.op == step.op and (step.op != Op("conv", "fprop") or len(case.ins) == 2))
 
 
 def call_of(step: Step, call: Call) -> Call:
@@ -98,7 +99,7 @@ def climb(batch: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
                 "variant": name,
                 "idea": idea,
                 "layer": LAYER,
-                "op": op,
+                "op": str(op),
                 "batch": batch,
                 "precision": precision,
                 "ms": timing.as_dict(),

@@ -201,7 +201,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
 
 def terms_of(plan: Plan) -> list[int]:
     """For every convolution of a plan but weight gradients, how many products a sum has."""
-    return [numel(item.step.ins[1].shape[1:]) for item in plan.steps if conv_shape(item.step) is not None and "wgrad" not in item.step.op]
+    return [numel(item.step.ins[1].shape[1:]) for item in plan.steps if conv_shape(item.step) is not None and item.step.op.direction != "wgrad"]
 
 
 def rounding(terms: Sequence[int], precision: str) -> float:
@@ -228,7 +228,8 @@ def spent(plan: Plan, launches: Sequence[int], times: StepTimes, precision: str,
     for item, count, timing in zip(plan.steps, launches, times.steps, strict=True):
         floor = floor_us(item.step, peak, ceilings) / 1e3 if ceilings else 0.0
         shapes = " → ".join("×".join(map(str, bufs[0].shape)) for bufs in (item.step.ins, item.step.outs))
-        found: dict[str, Any] = {"scope": item.step.scope, "op": item.step.op, "label": label(item.step), "runs_as": item.how.mode, "shapes": shapes}
+        names = {"scope": item.step.scope, "op": str(item.step.op), "label": label(item.step)}
+        found: dict[str, Any] = {**names, "runs_as": item.how.mode, "shapes": shapes}
         found |= {"launches": count, "ms": round(timing.median, 6), "floor_ms": round(floor, 6), "bytes": step_bytes(item.step)}
         steps.append(found)
     ops: list[dict[str, Any]] = []

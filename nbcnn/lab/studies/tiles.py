@@ -26,7 +26,7 @@ from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure.nets import Network, training
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.plan.arena import align
 from nbcnn.plan.bounds import STORE, parity_bound
@@ -70,7 +70,7 @@ class Problem:
         step = self.step
         shapes = {"ins": [list(buf.shape) for buf in step.ins], "outs": [list(buf.shape) for buf in step.outs]}
         geometry = {name: value for name, value in step.attrs.items() if name in ("stride", "pad")}
-        return {"op": step.op, "part": self.part, "precision": self.precision, **shapes, **geometry, "networks": dict(self.networks)}
+        return {"op": str(step.op), "part": self.part, "precision": self.precision, **shapes, **geometry, "networks": dict(self.networks)}
 
 
 def problems(networks: Sequence[Network], precision: str, device: Any) -> list[Problem]:
@@ -80,7 +80,7 @@ def problems(networks: Sequence[Network], precision: str, device: Any) -> list[P
         work = training(network, precision, device)
         for item in work.plan("train", network.batch).steps:
             step, how = item.step, item.how
-            if how.mode not in ENGINES or how.tile is None or "conv" not in step.op:
+            if how.mode not in ENGINES or how.tile is None or conv_shape(step) is None:
                 continue
             key = (how.mode, step.op, tuple(buf.shape for buf in (*step.ins, *step.outs)), tuple(sorted(step.attrs.items())))
             if key not in found:
@@ -193,7 +193,7 @@ def _launches(pool: Pool, problem: Problem, tile: Any, sets: int) -> list[Any] |
 
 def _timed(pool: Pool, problem: Problem, sets: int) -> Iterator[dict[str, Any]]:
     shape, step = conv_shape(problem.step), problem.step
-    path = next((path for path in ("dgrad", "wgrad") if path in step.op), "fprop")
+    path = step.op.direction if step.op.direction in ("dgrad", "wgrad") else "fprop"
     limit = 2 * parity_bound(shape.gemm(path)[2] if shape else 1, problem.precision)  # two results, each within the bound of the truth
     wanted: list[np.ndarray] | None = None
     for tile in problem.tiles:
@@ -293,11 +293,12 @@ def judged(rows: Sequence[Mapping[str, Any]], target: Target = H200) -> list[dic
         attrs = {name: row[name] for name in ("stride", "pad") if name in row} | _OF_STATISTICS
         ins, outs, store = tuple(map(tuple, row["ins"])), tuple(map(tuple, row["outs"])), STORE[row["precision"]]
         stored: dict[str, Any] = {"in_dtypes": (store,) * len(ins), "out_dtypes": (store,) * len(outs)}
-        call = Call(row["op"], (), (), ins, outs, attrs, "NHWC", **stored)
-        impl = next(impl for part, impl in MODES["tensorcore", row["precision"]].chain(row["op"]) if part == row["part"])
+        op = named(row["op"])
+        call = Call(op, (), (), ins, outs, attrs, "NHWC", **stored)
+        impl = next(impl for part, impl in MODES["tensorcore", row["precision"]].chain(op) if part == row["part"])
         tile = impl.tile(call, target)
-        named = {"tile": asdict(tile), "kind": type(tile).__name__}
-        found = next((known for known in row["tiles"] if {name: known[name] for name in named} == named), named | {"why": "it was not timed"})
+        said = {"tile": asdict(tile), "kind": type(tile).__name__}
+        found = next((known for known in row["tiles"] if {name: known[name] for name in said} == said), said | {"why": "it was not timed"})
         made.append({**row, "tiles": [found, *(known for known in row["tiles"] if known is not found)]})
     return made
 

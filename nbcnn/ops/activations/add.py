@@ -19,6 +19,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import launch_map, supports
 from nbcnn.ops.kernel.traffic import streamed
+from nbcnn.plan.op import Map, Mask, Op
 
 
 def add(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
@@ -67,18 +68,18 @@ def bind_relu_dgrad(call: Call) -> list[Launch]:
     return launch_map("add_relu_dgrad_kernel", _masked_sum, call)
 
 
-HOST = {"add": host(add)}
+HOST = {Op("add"): host(add)}
 OPS = {
     op: Impl(bound, supports=supports, traffic=streamed)
-    for op, bound in (("add", bind), ("add_relu", bind_relu), ("add_relu_dgrad", bind_relu_dgrad))
+    for op, bound in ((Op("add"), bind), (Op("add", after=(Map("relu"),)), bind_relu), (Op("add", after=(Mask("relu"),)), bind_relu_dgrad))
 }
-REFERENCES = {"add_relu": add_relu, "add_relu_dgrad": add_relu_dgrad}
+REFERENCES = {Op("add", after=(Map("relu"),)): add_relu, Op("add", after=(Mask("relu"),)): add_relu_dgrad}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
     """Sums of two batches of images, plain and with a ReLU."""
     for shape in images:
-        for op in ("add", "add_relu"):
+        for op in (Op("add"), Op("add", after=(Map("relu"),))):
             yield Case(op, label_of(shape), (normal(5, *shape), normal(6, *shape)), ((shape, "float32"),))
         y = np.maximum(normal(7, *shape), 0)
-        yield Case("add_relu_dgrad", label_of(shape), (normal(5, *shape), normal(6, *shape), y), ((shape, "float32"),))
+        yield Case(Op("add", after=(Mask("relu"),)), label_of(shape), (normal(5, *shape), normal(6, *shape), y), ((shape, "float32"),))

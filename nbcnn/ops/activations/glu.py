@@ -23,6 +23,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import streamed
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -141,9 +142,9 @@ def bind_dgrad(call: Call) -> list[Launch]:
     return _launch(dgrad_kernel, call, call.in_shapes[0])
 
 
-HOST = {"glu_fprop": host(glu_fprop), "glu_dgrad": host(glu_dgrad)}
-OPS = {"glu_fprop": Impl(bind_fprop, traffic=streamed), "glu_dgrad": Impl(bind_dgrad, traffic=streamed)}
-GRADIENTS = {"glu_dgrad": Gradient("glu_fprop", lambda ins, outs, v: (v, ins[0]))}
+HOST = {Op("glu", "fprop"): host(glu_fprop), Op("glu", "dgrad"): host(glu_dgrad)}
+OPS = {Op("glu", "fprop"): Impl(bind_fprop, traffic=streamed), Op("glu", "dgrad"): Impl(bind_dgrad, traffic=streamed)}
+GRADIENTS = {Op("glu", "dgrad"): Gradient(Op("glu", "fprop"), lambda ins, outs, v: (v, ins[0]))}
 
 
 def cases() -> Iterator[Case]:
@@ -151,5 +152,5 @@ def cases() -> Iterator[Case]:
     for n, c, length in SERIES:
         label, one, two = label_of((n, c, length)), ((n, c, length), "float32"), ((n, 2 * c, length), "float32")
         x, dy = normal(45, n, 2 * c, length), normal(46, n, c, length)
-        yield Case("glu_fprop", label, (x,), (one,), {}, 4)
-        yield Case("glu_dgrad", label, (dy, x), (two,), {}, 4)
+        yield Case(Op("glu", "fprop"), label, (x,), (one,), {}, 4)
+        yield Case(Op("glu", "dgrad"), label, (dy, x), (two,), {}, 4)

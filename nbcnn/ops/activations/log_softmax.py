@@ -17,6 +17,7 @@ from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.traffic import Traffic, size
+from nbcnn.plan.op import Op
 
 
 def log_softmax_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -46,12 +47,12 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(2 * dy + y, size(call, "out", 0), dy + y)]
 
 
-HOST = {"log_softmax_fprop": host(log_softmax_fprop), "log_softmax_dgrad": host(log_softmax_dgrad)}
+HOST = {Op("log_softmax", "fprop"): host(log_softmax_fprop), Op("log_softmax", "dgrad"): host(log_softmax_dgrad)}
 OPS = {
-    "log_softmax_fprop": Impl(bind_fprop, supports=maps.supports, traffic=softmax.traffic_fprop),
-    "log_softmax_dgrad": Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
+    Op("log_softmax", "fprop"): Impl(bind_fprop, supports=maps.supports, traffic=softmax.traffic_fprop),
+    Op("log_softmax", "dgrad"): Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
 }
-GRADIENTS = {"log_softmax_dgrad": Gradient("log_softmax_fprop", lambda ins, outs, v: (v, outs[0]))}
+GRADIENTS = {Op("log_softmax", "dgrad"): Gradient(Op("log_softmax", "fprop"), lambda ins, outs, v: (v, outs[0]))}
 
 
 def cases(shapes: Shapes = ((3, 2), (5, 33), (2, 3, 5), (2, 3, 3, 5))) -> Iterator[Case]:
@@ -60,5 +61,5 @@ def cases(shapes: Shapes = ((3, 2), (5, 33), (2, 3, 5), (2, 3, 3, 5))) -> Iterat
         x, dy, out = 3 * normal(47, *shape), normal(48, *shape), ((shape, "float32"),)
         y = np.empty(shape)
         log_softmax_fprop(x.astype(np.float64), y)
-        yield Case("log_softmax_fprop", label_of(shape), (x,), out, {}, shape[1])
-        yield Case("log_softmax_dgrad", label_of(shape), (dy, y.astype(np.float32)), out, {}, shape[1])
+        yield Case(Op("log_softmax", "fprop"), label_of(shape), (x,), out, {}, shape[1])
+        yield Case(Op("log_softmax", "dgrad"), label_of(shape), (dy, y.astype(np.float32)), out, {}, shape[1])

@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import launch_map, supports
 from nbcnn.ops.kernel.traffic import streamed
+from nbcnn.plan.op import Op
 
 
 def mul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
@@ -33,10 +34,10 @@ def bind(call: Call) -> list[Launch]:
     return launch_map("mul_kernel", _product, call)
 
 
-HOST, OPS = {"mul": host(mul)}, {"mul": Impl(bind, supports=supports, traffic=streamed)}
+HOST, OPS = {Op("mul"): host(mul)}, {Op("mul"): Impl(bind, supports=supports, traffic=streamed)}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
     """Products of two batches of images."""
     for shape in images:
-        yield Case("mul", label_of(shape), (normal(25, *shape), normal(26, *shape)), ((shape, "float32"),))
+        yield Case(Op("mul"), label_of(shape), (normal(25, *shape), normal(26, *shape)), ((shape, "float32"),))

@@ -27,6 +27,7 @@ from nbcnn.ops.kernel.maps import launch_map, supports
 from nbcnn.ops.kernel.reduce import THREADS, block_sum, f8
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 LANES = 32
@@ -238,15 +239,15 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0) + size(call, "in", 1), partials), once(partials, outputs(call))]
 
 
-HOST = {"prelu_fprop": host(prelu_fprop), "prelu_dgrad": host(prelu_dgrad), "prelu_wgrad": host(prelu_wgrad)}
+HOST = {Op("prelu", "fprop"): host(prelu_fprop), Op("prelu", "dgrad"): host(prelu_dgrad), Op("prelu", "wgrad"): host(prelu_wgrad)}
 OPS = {
-    "prelu_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
-    "prelu_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
-    "prelu_wgrad": Impl(bind_wgrad, scratch_wgrad, supports=supports, traffic=traffic_wgrad),
+    Op("prelu", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
+    Op("prelu", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+    Op("prelu", "wgrad"): Impl(bind_wgrad, scratch_wgrad, supports=supports, traffic=traffic_wgrad),
 }
 GRADIENTS = {
-    "prelu_dgrad": Gradient("prelu_fprop", lambda ins, outs, v: (v, *ins)),
-    "prelu_wgrad": Gradient("prelu_fprop", lambda ins, outs, v: (v, ins[0]), of=(1,)),
+    Op("prelu", "dgrad"): Gradient(Op("prelu", "fprop"), lambda ins, outs, v: (v, *ins)),
+    Op("prelu", "wgrad"): Gradient(Op("prelu", "fprop"), lambda ins, outs, v: (v, ins[0]), of=(1,)),
 }
 
 
@@ -255,6 +256,6 @@ def cases() -> Iterator[Case]:
     for shape in (*IMAGES[:3], (3, 5, 9), (70, 33)):
         for slopes in dict.fromkeys((shape[1], 1)):
             x, dy, a, label = normal(5, *shape), normal(6, *shape), normal(7, slopes), f"{label_of(shape)}, {slopes}"
-            yield Case("prelu_fprop", label, (x, a), ((shape, "float32"),), {}, 4)
-            yield Case("prelu_dgrad", label, (dy, x, a), ((shape, "float32"),), {}, 4)
-            yield Case("prelu_wgrad", label, (dy, x), (((slopes,), "float32"),), {}, numel(shape) // slopes)
+            yield Case(Op("prelu", "fprop"), label, (x, a), ((shape, "float32"),), {}, 4)
+            yield Case(Op("prelu", "dgrad"), label, (dy, x, a), ((shape, "float32"),), {}, 4)
+            yield Case(Op("prelu", "wgrad"), label, (dy, x), (((slopes,), "float32"),), {}, numel(shape) // slopes)

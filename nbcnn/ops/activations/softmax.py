@@ -24,6 +24,7 @@ from nbcnn.ops.kernel.loops import power_of_two, quotient
 from nbcnn.ops.kernel.reduce import group_reduction, larger, plus
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, size
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 16 if SIMULATOR else 256
@@ -169,12 +170,12 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(2 * both, size(call, "out", 0), both)]
 
 
-HOST = {"softmax_fprop": host(softmax_fprop), "softmax_dgrad": host(softmax_dgrad)}
+HOST = {Op("softmax", "fprop"): host(softmax_fprop), Op("softmax", "dgrad"): host(softmax_dgrad)}
 OPS = {
-    "softmax_fprop": Impl(bind_fprop, supports=maps.supports, traffic=traffic_fprop),
-    "softmax_dgrad": Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
+    Op("softmax", "fprop"): Impl(bind_fprop, supports=maps.supports, traffic=traffic_fprop),
+    Op("softmax", "dgrad"): Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
 }
-GRADIENTS = {"softmax_dgrad": Gradient("softmax_fprop", lambda ins, outs, v: (v, outs[0]))}
+GRADIENTS = {Op("softmax", "dgrad"): Gradient(Op("softmax", "fprop"), lambda ins, outs, v: (v, outs[0]))}
 
 
 def cases(shapes: Shapes = ((3, 2), (5, 33), (2, 3, 5), (2, 3, 3, 5))) -> Iterator[Case]:
@@ -183,5 +184,5 @@ def cases(shapes: Shapes = ((3, 2), (5, 33), (2, 3, 5), (2, 3, 3, 5))) -> Iterat
         x, dy, out = 3 * normal(18, *shape), normal(19, *shape), ((shape, "float32"),)
         y = np.empty(shape)
         softmax_fprop(x.astype(np.float64), y)
-        yield Case("softmax_fprop", label_of(shape), (x,), out, {}, shape[1])
-        yield Case("softmax_dgrad", label_of(shape), (dy, y.astype(np.float32)), out, {}, shape[1])
+        yield Case(Op("softmax", "fprop"), label_of(shape), (x,), out, {}, shape[1])
+        yield Case(Op("softmax", "dgrad"), label_of(shape), (dy, y.astype(np.float32)), out, {}, shape[1])

@@ -47,15 +47,15 @@ from nbcnn.ops.kernel.call import Call, Impl, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import same, supports
 from nbcnn.ops.kernel.traffic import streamed
+from nbcnn.plan.op import Op, Pool
 
 ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH, ROOT, *SIMPLE)}
-"""By name: the ops are NAME_fprop and NAME_dgrad."""
+"""By name: the ops are their fprop and dgrad."""
 
 
-def epilogue_of(op: str) -> str:
-    """The activation in the name of a fused op (relu of conv_relu_fprop and upconv_relu_fprop), "" if it has none."""
-    name = op.removeprefix("up").removeprefix("conv_").removesuffix("_fprop")
-    return name if name in ACTIVATIONS else ""
+def epilogue_of(op: Op) -> str:
+    """The activation of each result of a fused convolution, "" if it has none; a pooling has its ReLU."""
+    return "" if op.has(Pool) else op.map
 
 
 def epilogue_function(call: Call) -> Any:
@@ -64,15 +64,15 @@ def epilogue_function(call: Call) -> Any:
     return ACTIVATIONS[name].of(call.attrs) if name else None
 
 
-def ops_of(each: Activation) -> dict[str, Impl]:
+def ops_of(each: Activation) -> dict[Op, Impl]:
     """The kernels of both passes of an activation, in every GPU row."""
     return {
-        f"{each.name}_fprop": Impl(each.bind_fprop, supports=supports, traffic=streamed),
-        f"{each.name}_dgrad": Impl(each.bind_dgrad, supports=supports, traffic=streamed),
+        Op(each.name, "fprop"): Impl(each.bind_fprop, supports=supports, traffic=streamed),
+        Op(each.name, "dgrad"): Impl(each.bind_dgrad, supports=supports, traffic=streamed),
     }
 
 
-HOST = {f"{each.name}_{path}": host(reference) for each in ACTIVATIONS.values() for path, reference in (("fprop", each.fprop), ("dgrad", each.dgrad))}
+HOST = {Op(each.name, path): host(reference) for each in ACTIVATIONS.values() for path, reference in (("fprop", each.fprop), ("dgrad", each.dgrad))}
 OPS = {op: impl for each in ACTIVATIONS.values() for op, impl in ops_of(each).items()}
 
 
@@ -106,10 +106,10 @@ def _gradient(each: Activation) -> Gradient:
     def operands(ins: Any, outs: Any, v: np.ndarray) -> tuple[np.ndarray, ...]:
         return v, ins[0] if each.reads == "x" else outs[0]
 
-    return Gradient(f"{each.name}_fprop", operands)
+    return Gradient(Op(each.name, "fprop"), operands)
 
 
-GRADIENTS = {f"{each.name}_dgrad": _gradient(each) for each in ACTIVATIONS.values()}
+GRADIENTS = {Op(each.name, "dgrad"): _gradient(each) for each in ACTIVATIONS.values()}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
@@ -120,5 +120,5 @@ def cases(images: Shapes = IMAGES) -> Iterator[Case]:
         for each in ACTIVATIONS.values():
             attrs, y = dict(each.parameters), np.empty(shape)
             each.fprop(x.astype(np.float64), y, **attrs)
-            yield Case(f"{each.name}_fprop", label, (x,), out, attrs, 4)
-            yield Case(f"{each.name}_dgrad", label, (dy, x if each.reads == "x" else y.astype(np.float32)), out, attrs, 4)
+            yield Case(Op(each.name, "fprop"), label, (x,), out, attrs, 4)
+            yield Case(Op(each.name, "dgrad"), label, (dy, x if each.reads == "x" else y.astype(np.float32)), out, attrs, 4)

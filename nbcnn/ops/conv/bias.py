@@ -23,6 +23,7 @@ from nbcnn.ops.kernel.share import IN_FLIGHT, Share, lanes_io, place_of, rows_su
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size, streamed
 from nbcnn.ops.kernel.windows import lanes_of, planes
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -164,17 +165,17 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0), partials), once(partials, size(call, "out", 0))]
 
 
-HOST = {"bias_fprop": host(bias_fprop), "bias_wgrad": host(bias_wgrad)}
+HOST = {Op("bias", "fprop"): host(bias_fprop), Op("bias", "wgrad"): host(bias_wgrad)}
 OPS = {
-    "bias_fprop": Impl(bind_fprop, supports=supports, traffic=streamed),
-    "bias_wgrad": Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, traffic=traffic_wgrad),
+    Op("bias", "fprop"): Impl(bind_fprop, supports=supports, traffic=streamed),
+    Op("bias", "wgrad"): Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, traffic=traffic_wgrad),
 }
-GRADIENTS = {"bias_wgrad": Gradient("bias_fprop", lambda ins, outs, v: (v,), of=(1,))}
+GRADIENTS = {Op("bias", "wgrad"): Gradient(Op("bias", "fprop"), lambda ins, outs, v: (v,), of=(1,))}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
     """Both passes."""
     for shape in images:
         n, c, h, w = shape
-        yield Case("bias_fprop", label_of(shape), (normal(55, *shape), normal(56, c)), ((shape, "float32"),))
-        yield Case("bias_wgrad", label_of(shape), (normal(57, *shape),), (((c,), "float32"),), {}, n * h * w)
+        yield Case(Op("bias", "fprop"), label_of(shape), (normal(55, *shape), normal(56, c)), ((shape, "float32"),))
+        yield Case(Op("bias", "wgrad"), label_of(shape), (normal(57, *shape),), (((c,), "float32"),), {}, n * h * w)

@@ -32,6 +32,7 @@ from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low
 from nbcnn.ops.ptx.vector import load1_if, load4_if, load_bf16x4_if
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 128
@@ -270,7 +271,7 @@ def lanes_of(call: Call, taps: int, channels: int) -> int:
 
 def columns_of(call: Call, lanes: int) -> int:
     """Columns of a thread in a convolution: two, which share what they load, where registers hold them."""
-    window = (call.out_shapes[0] if call.op == "gconv_wgrad" else call.in_shapes[1])[2:]
+    window = (call.out_shapes[0] if call.op == Op("gconv", "wgrad") else call.in_shapes[1])[2:]
     strided = max(call.attrs["stride"]) > 1
     return 2 if lanes == 4 and numel(window) <= PAIR_TAPS and call.attrs["dilation"][1] == 1 and not strided else 1
 
@@ -324,14 +325,14 @@ def tile(call: Call, target: Target) -> Strip:
 
 def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why a call is not for these kernels."""
-    images = (call.in_shapes[0], call.in_shapes[1] if call.op == "gconv_wgrad" else call.out_shapes[0])
-    filters = call.out_shapes[0] if call.op == "gconv_wgrad" else call.in_shapes[1]
+    images = (call.in_shapes[0], call.in_shapes[1] if call.op == Op("gconv", "wgrad") else call.out_shapes[0])
+    filters = call.out_shapes[0] if call.op == Op("gconv", "wgrad") else call.in_shapes[1]
     groups = call.attrs["groups"]
     if any(shape[1] != groups for shape in images):
         return f"{images[0][1]} → {images[1][1]} channels in {groups} groups are not depthwise"
     if numel(filters[1:]) > MOST_TAPS:
         return f"{numel(filters[1:])} taps are more than {MOST_TAPS}"
-    if call.op == "gconv_dgrad" and tuple(call.attrs["stride"]) != (1, 1):
+    if call.op == Op("gconv", "dgrad") and tuple(call.attrs["stride"]) != (1, 1):
         g = pass_of(call).walk
         lanes = lanes_of(call, g.R * g.S, groups)
         if g.slots * g.wide * lanes > MOST_TAPS:
@@ -358,7 +359,7 @@ def pack(call: Call) -> np.ndarray:
     """w (C,1,R,S) as [R][S][C]; the taps of dgrad in reverse order where its walk is a convolution."""
     shape = call.in_shapes[1]
     index = np.arange(numel(shape), dtype=np.int32).reshape(shape[0], -1)
-    flipped = call.op == "gconv_dgrad" and tuple(call.attrs["stride"]) == (1, 1)
+    flipped = call.op == Op("gconv", "dgrad") and tuple(call.attrs["stride"]) == (1, 1)
     return np.ascontiguousarray((index[:, ::-1] if flipped else index).T).reshape(-1)
 
 

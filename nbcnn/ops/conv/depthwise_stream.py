@@ -30,6 +30,7 @@ from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_through, cp_async_wait
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float
 from nbcnn.ops.ptx.shared import load_words_2, load_words_4
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 u8 = types.uint64
@@ -386,5 +387,5 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 _WALK = Impl(bind, supports=supports, tile=tile, pack=pack, needs=(8, 0), candidates=candidates, traffic=traffic, engine="streamed")
-OPS = {"gconv_fprop": _WALK, "gconv_dgrad": _WALK}
+OPS = {Op("gconv", "fprop"): _WALK, Op("gconv", "dgrad"): _WALK}
 """Depthwise convolutions and their input gradients on GPUs with cp.async, before those of `depthwise.py`."""

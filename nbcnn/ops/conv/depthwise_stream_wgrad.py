@@ -45,6 +45,7 @@ from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_through, cp_async_wait
 from nbcnn.ops.ptx.vector import shared_store4
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 IMAGE, STRIP, CELL, ITEM, LEFT, X_ROW, X_END, X_AT, X_COLUMN, DY_ROW, DY_END, DY_AT, FIELDS = range(13)
@@ -282,6 +283,6 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 OPS = depthwise_stream.OPS | {
-    "gconv_wgrad": Impl(bind, scratch, supports, tile, needs=(8, 0), candidates=candidates, traffic=traffic, engine="streamed")
+    Op("gconv", "wgrad"): Impl(bind, scratch, supports, tile, needs=(8, 0), candidates=candidates, traffic=traffic, engine="streamed")
 }
 """Depthwise convolutions on GPUs with cp.async, before those of `depthwise_wgrad.py`."""

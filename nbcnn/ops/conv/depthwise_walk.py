@@ -16,6 +16,7 @@ from math import gcd
 
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.plan.op import Op
 
 Pair = tuple[int, int]
 
@@ -104,11 +105,11 @@ def pass_of(call: Call, columns: int = 1) -> Pass:
     """The pass of a call of gconv_*; that of gconv_wgrad is the forward one. A pass over strided gradients has the stride's columns."""
     attrs, source, made = call.attrs, call.in_shapes[0], call.out_shapes[0]
     stride, dilation, pad = tuple(attrs["stride"]), tuple(attrs["dilation"]), tuple(attrs["pad"])
-    _, _, R, S = made if call.op == "gconv_wgrad" else call.in_shapes[1]
+    _, _, R, S = made if call.op == Op("gconv", "wgrad") else call.in_shapes[1]
     window = R, S
-    if call.op == "gconv_wgrad":
+    if call.op == Op("gconv", "wgrad"):
         return convolution(source, call.in_shapes[1], window, stride, dilation, pad, columns)
-    if call.op == "gconv_fprop":
+    if call.op == Op("gconv", "fprop"):
         return convolution(source, made, window, stride, dilation, pad, columns)
     (deep, wide), (top, left) = dilation, pad
     if stride == (1, 1):

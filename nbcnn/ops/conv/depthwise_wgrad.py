@@ -36,6 +36,7 @@ from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.traffic import Traffic, element, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.ptx.shuffle import WARP, sum_over
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -281,8 +282,8 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 OPS = {
-    "gconv_fprop": WALK,
-    "gconv_dgrad": WALK,
-    "gconv_wgrad": Impl(bind, scratch, supports, tile, candidates=candidates, traffic=traffic, engine="depthwise"),
+    Op("gconv", "fprop"): WALK,
+    Op("gconv", "dgrad"): WALK,
+    Op("gconv", "wgrad"): Impl(bind, scratch, supports, tile, candidates=candidates, traffic=traffic, engine="depthwise"),
 }
 """Depthwise convolutions of every row but `naive`."""

@@ -41,6 +41,7 @@ from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.plan.op import Add, Loss, Map, Mask, Op, Pool, Unpool
 from nbcnn.plan.shapes import ConvShape, numel
 
 
@@ -52,25 +53,25 @@ def activated(activation: Activation) -> Callable[..., None]:
         conv_fprop(x, w, b, y, stride=stride, pad=pad)
         activation.fprop(y.copy(), y, **parameters)
 
-    reference.__name__ = f"conv_{activation.name}_fprop"
+    reference.__name__ = str(Op("conv", "fprop", after=(Map(activation.name),)))
     return reference
 
 
-ACTIVATED = {f"conv_{name}_fprop": activated(activation) for name, activation in ACTIVATIONS.items()}
+ACTIVATED = {Op("conv", "fprop", after=(Map(name),)): activated(activation) for name, activation in ACTIVATIONS.items()}
 """The convolutions with an activation in their epilogue (activations/table.py)."""
 
 
-def with_activations(ops: Mapping[str, Impl], names: Iterable[str] = ACTIVATIONS) -> dict[str, Impl]:
+def with_activations(ops: Mapping[Op, Impl], names: Iterable[str] = ACTIVATIONS) -> dict[Op, Impl]:
     """`ops`, and if one of them has a ReLU in its epilogue also conv_NAME_fprop of the other activations: that epilogue takes any device function."""
-    relu = ops.get("conv_relu_fprop")
-    return {**ops, **({f"conv_{name}_fprop": relu for name in names} if relu else {})}
+    relu = ops.get(Op("conv", "fprop", after=(Map("relu"),)))
+    return {**ops, **({Op("conv", "fprop", after=(Map(name),)): relu for name in names} if relu else {})}
 
 
 def conv_relu_pool_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, index: np.ndarray, *, stride: int, pad: int) -> None:
     """y (N,K,P/2,Q/2) and index (N,⌈K/4⌉,P/2,Q/2) uint8 of relu(conv(x, w) + b), whose P and Q must be even."""
     n, k, p, q = y.shape
     a = np.empty((n, k, 2 * p, 2 * q), x.dtype)
-    ACTIVATED["conv_relu_fprop"](x, w, b, a, stride=stride, pad=pad)
+    ACTIVATED[Op("conv", "fprop", after=(Map("relu"),))](x, w, b, a, stride=stride, pad=pad)
     windows = _windows(a)
     place = windows.argmax(4)
     y[...] = np.take_along_axis(windows, place[..., None], 4)[..., 0]
@@ -169,25 +170,22 @@ def _doubled(x: np.ndarray) -> np.ndarray:
 
 
 REFERENCES = ACTIVATED | {
-    function.__name__: function
-    for function in (
-        conv_relu_pool_fprop,
-        unpool,
-        conv_dgrad_relu,
-        conv_dgrad_add_relu,
-        conv_pool_wgrad,
-        upconv_fprop,
-        upconv_relu_fprop,
-        upconv_mse_fprop,
-        upconv_dgrad,
-        upconv_dgrad_relu,
-        upconv_wgrad,
-    )
+    Op("conv", "fprop", after=(Map("relu"), Pool())): conv_relu_pool_fprop,
+    Op("unpool"): unpool,
+    Op("conv", "dgrad", after=(Mask("relu"),)): conv_dgrad_relu,
+    Op("conv", "dgrad", after=(Add(), Mask("relu"))): conv_dgrad_add_relu,
+    Op("conv", "wgrad", before=(Unpool(),)): conv_pool_wgrad,
+    Op("upconv", "fprop"): upconv_fprop,
+    Op("upconv", "fprop", after=(Map("relu"),)): upconv_relu_fprop,
+    Op("upconv", "fprop", after=(Loss("mse"),)): upconv_mse_fprop,
+    Op("upconv", "dgrad"): upconv_dgrad,
+    Op("upconv", "dgrad", after=(Mask("relu"),)): upconv_dgrad_relu,
+    Op("upconv", "wgrad"): upconv_wgrad,
 }
 """Reference of each fused op, by name. The `cpu` row does not have them: NumPy gains nothing from fusing."""
 GRADIENTS = {
-    "upconv_dgrad": Gradient("upconv_fprop", lambda ins, outs, v: (v, ins[1])),
-    "upconv_wgrad": Gradient("upconv_fprop", lambda ins, outs, v: (ins[0], v), of=(1,), beside=(0,)),
+    Op("upconv", "dgrad"): Gradient(Op("upconv", "fprop"), lambda ins, outs, v: (v, ins[1])),
+    Op("upconv", "wgrad"): Gradient(Op("upconv", "fprop"), lambda ins, outs, v: (ins[0], v), of=(1,), beside=(0,)),
 }
 
 MEAN_FUSED = (
@@ -226,17 +224,31 @@ def pooled_cases(shape: ConvShape) -> Iterator[Case]:
     if k % 4:
         index[:, -1] &= (1 << 2 * (k % 4)) - 1
     dw, db = (shape.w_shape, "float32"), ((k,), "float32")
-    yield Case("conv_relu_pool_fprop", label(shape), (x, w, b), ((small, "float32"), (packed, "uint8")), attrs, shape.gemm("fprop")[2])
-    yield Case("unpool", label(shape), (dy, index), ((shape.y_shape, "float32"),))
-    yield Case("conv_pool_wgrad", label(shape), (normal(6, *shape.x_shape), dy, index), (dw, db), attrs, shape.gemm("wgrad")[2])
+    yield Case(
+        Op("conv", "fprop", after=(Map("relu"), Pool())),
+        label(shape),
+        (x, w, b),
+        ((small, "float32"), (packed, "uint8")),
+        attrs,
+        shape.gemm("fprop")[2],
+    )
+    yield Case(Op("unpool"), label(shape), (dy, index), ((shape.y_shape, "float32"),))
+    yield Case(Op("conv", "wgrad", before=(Unpool(),)), label(shape), (normal(6, *shape.x_shape), dy, index), (dw, db), attrs, shape.gemm("wgrad")[2])
 
 
 def relu_cases(shape: ConvShape) -> Iterator[Case]:
     """conv+ReLU, and the dgrad of a layer whose input came out of a ReLU."""
     attrs = {"stride": shape.stride, "pad": shape.pad}
     x, w, b, dy = normal(7, *shape.x_shape), normal(8, *shape.w_shape), normal(9, shape.K), normal(10, *shape.y_shape)
-    yield Case("conv_relu_fprop", label(shape), (x, w, b), ((shape.y_shape, "float32"),), attrs, shape.gemm("fprop")[2])
-    yield Case("conv_dgrad_relu", label(shape), (dy, w, np.maximum(x, 0)), ((shape.x_shape, "float32"),), attrs, shape.gemm("dgrad")[2])
+    yield Case(Op("conv", "fprop", after=(Map("relu"),)), label(shape), (x, w, b), ((shape.y_shape, "float32"),), attrs, shape.gemm("fprop")[2])
+    yield Case(
+        Op("conv", "dgrad", after=(Mask("relu"),)),
+        label(shape),
+        (dy, w, np.maximum(x, 0)),
+        ((shape.x_shape, "float32"),),
+        attrs,
+        shape.gemm("dgrad")[2],
+    )
 
 
 def activated_cases(shape: ConvShape, names: Iterable[str] = ("elu",)) -> Iterator[Case]:
@@ -244,7 +256,7 @@ def activated_cases(shape: ConvShape, names: Iterable[str] = ("elu",)) -> Iterat
     ins = (normal(7, *shape.x_shape), normal(8, *shape.w_shape), normal(9, shape.K))
     for name in names:
         attrs = {"stride": shape.stride, "pad": shape.pad, **ACTIVATIONS[name].parameters}
-        yield Case(f"conv_{name}_fprop", label(shape), ins, ((shape.y_shape, "float32"),), attrs, shape.gemm("fprop")[2])
+        yield Case(Op("conv", "fprop", after=(Map(name),)), label(shape), ins, ((shape.y_shape, "float32"),), attrs, shape.gemm("fprop")[2])
 
 
 def second_cases(shape: ConvShape) -> Iterator[Case]:
@@ -252,7 +264,7 @@ def second_cases(shape: ConvShape) -> Iterator[Case]:
     x, w, dy, more = (normal(11 + at, *each) for at, each in enumerate((shape.x_shape, shape.w_shape, shape.y_shape, shape.x_shape)))
     attrs = {"stride": shape.stride, "pad": shape.pad}
     ins = (dy, w, np.maximum(x, 0), more)
-    yield Case("conv_dgrad_add_relu", label(shape), ins, ((shape.x_shape, "float32"),), attrs, shape.gemm("dgrad")[2])
+    yield Case(Op("conv", "dgrad", after=(Add(), Mask("relu"))), label(shape), ins, ((shape.x_shape, "float32"),), attrs, shape.gemm("dgrad")[2])
 
 
 def linear_cases(n: int, c: int, k: int) -> Iterator[Case]:
@@ -260,7 +272,7 @@ def linear_cases(n: int, c: int, k: int) -> Iterator[Case]:
     shape, attrs = ConvShape(n, c, 1, 1, k, 1, 1, 1, 0), {"stride": 1, "pad": 0}
     ins = (normal(16, *shape.x_shape), normal(17, *shape.w_shape), normal(18, k))
     for each in ACTIVATIONS.values():
-        yield Case(f"conv_{each.name}_fprop", label(shape), ins, ((shape.y_shape, "float32"),), attrs | dict(each.parameters), c)
+        yield Case(Op("conv", "fprop", after=(Map(each.name),)), label(shape), ins, ((shape.y_shape, "float32"),), attrs | dict(each.parameters), c)
 
 
 def up_cases(shape: ConvShape) -> Iterator[Case]:
@@ -271,12 +283,14 @@ def up_cases(shape: ConvShape) -> Iterator[Case]:
     dy, target = normal(14, *large), normal(15, *large)
     terms = {"fprop": 9 * c, "dgrad": 16 * shape.K, "wgrad": 4 * n * h * w_}
     y, dx = ((large, "float32"),), ((shape.x_shape, "float32"),)
-    yield Case("upconv_fprop", label(shape), (x, w, b), y, {}, terms["fprop"])
-    yield Case("upconv_relu_fprop", label(shape), (x, w, b), y, {}, terms["fprop"])
-    yield Case("upconv_mse_fprop", label(shape), (x, w, b, target), (((), "float64"), *y), {}, max(terms["fprop"], numel(large)))
-    yield Case("upconv_dgrad", label(shape), (dy, w), dx, {}, terms["dgrad"])
-    yield Case("upconv_dgrad_relu", label(shape), (dy, w, x), dx, {}, terms["dgrad"])
-    yield Case("upconv_wgrad", label(shape), (x, dy), ((shape.w_shape, "float32"), ((shape.K,), "float32")), {}, terms["wgrad"])
+    yield Case(Op("upconv", "fprop"), label(shape), (x, w, b), y, {}, terms["fprop"])
+    yield Case(Op("upconv", "fprop", after=(Map("relu"),)), label(shape), (x, w, b), y, {}, terms["fprop"])
+    yield Case(
+        Op("upconv", "fprop", after=(Loss("mse"),)), label(shape), (x, w, b, target), (((), "float64"), *y), {}, max(terms["fprop"], numel(large))
+    )
+    yield Case(Op("upconv", "dgrad"), label(shape), (dy, w), dx, {}, terms["dgrad"])
+    yield Case(Op("upconv", "dgrad", after=(Mask("relu"),)), label(shape), (dy, w, x), dx, {}, terms["dgrad"])
+    yield Case(Op("upconv", "wgrad"), label(shape), (x, dy), ((shape.w_shape, "float32"), ((shape.K,), "float32")), {}, terms["wgrad"])
 
 
 def cases() -> Iterator[Case]:

@@ -41,6 +41,7 @@ from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 from nbcnn.ops.kernel.windows import position, split
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Pair = tuple[int, int]
@@ -312,9 +313,9 @@ class _Extents:
 
 
 def _extents(call: Call) -> _Extents:
-    if call.op == "gconv_wgrad":
+    if call.op == Op("gconv", "wgrad"):
         return _Extents(call.in_shapes[0], call.out_shapes[0], call.in_shapes[1], call)
-    if call.op == "gconv_dgrad":
+    if call.op == Op("gconv", "dgrad"):
         return _Extents(call.out_shapes[0], call.in_shapes[1], call.in_shapes[0], call)
     return _Extents(call.in_shapes[0], call.in_shapes[1], call.out_shapes[0], call)
 
@@ -359,15 +360,15 @@ def bind_wgrad(call: Call) -> list[Launch]:
     return [made, launch_sum(partials, dw, db, filters, e.taps, e.parts)]
 
 
-HOST = {"gconv_fprop": host(gconv_fprop), "gconv_dgrad": host(gconv_dgrad), "gconv_wgrad": host(gconv_wgrad)}
+HOST = {Op("gconv", "fprop"): host(gconv_fprop), Op("gconv", "dgrad"): host(gconv_dgrad), Op("gconv", "wgrad"): host(gconv_wgrad)}
 OPS = {
-    "gconv_fprop": Impl(bind_fprop, supports=supports, engine="grouped"),
-    "gconv_dgrad": Impl(bind_dgrad, supports=supports, engine="grouped"),
-    "gconv_wgrad": Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, engine="grouped"),
+    Op("gconv", "fprop"): Impl(bind_fprop, supports=supports, engine="grouped"),
+    Op("gconv", "dgrad"): Impl(bind_dgrad, supports=supports, engine="grouped"),
+    Op("gconv", "wgrad"): Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, engine="grouped"),
 }
 GRADIENTS = {
-    "gconv_dgrad": Gradient("gconv_fprop", lambda ins, outs, v: (v, ins[1])),
-    "gconv_wgrad": Gradient("gconv_fprop", lambda ins, outs, v: (ins[0], v), of=(1,)),
+    Op("gconv", "dgrad"): Gradient(Op("gconv", "fprop"), lambda ins, outs, v: (v, ins[1])),
+    Op("gconv", "wgrad"): Gradient(Op("gconv", "fprop"), lambda ins, outs, v: (ins[0], v), of=(1,)),
 }
 
 MEAN = (
@@ -393,8 +394,8 @@ def cases() -> Iterator[Case]:
         attrs = {"groups": groups, "stride": stride, "dilation": dilation, "pad": (border[0], border[2])}
         label = f"{c}→{k} {h}×{v} {r}×{s} g{groups} s{stride} d{dilation} p{border} n{n}"
         y, dw, db, terms = (dy.shape, "float32"), (w.shape, "float32"), ((k,), "float32"), c // groups * r * s
-        yield Case("gconv_fprop", label, (x, w, b), (y,), attrs, terms)
-        yield Case("gconv_fprop", label + " no bias", (x, w), (y,), attrs, terms)
-        yield Case("gconv_dgrad", label, (dy, w), ((x.shape, "float32"),), attrs, k // groups * r * s)
-        yield Case("gconv_wgrad", label, (x, dy), (dw, db), attrs, n * p * q)
-        yield Case("gconv_wgrad", label + " no bias", (x, dy), (dw,), attrs, n * p * q)
+        yield Case(Op("gconv", "fprop"), label, (x, w, b), (y,), attrs, terms)
+        yield Case(Op("gconv", "fprop"), label + " no bias", (x, w), (y,), attrs, terms)
+        yield Case(Op("gconv", "dgrad"), label, (dy, w), ((x.shape, "float32"),), attrs, k // groups * r * s)
+        yield Case(Op("gconv", "wgrad"), label, (x, dy), (dw, db), attrs, n * p * q)
+        yield Case(Op("gconv", "wgrad"), label + " no bias", (x, dy), (dw,), attrs, n * p * q)

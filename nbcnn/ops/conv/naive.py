@@ -16,6 +16,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, met, once, outputs, size, windows
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 
 IMAGE_THREADS = 128
@@ -130,8 +131,8 @@ def conv_bgrad_naive_kernel(dy, db, N, K, PQ):
 
 def shape_of(call: Call) -> ConvShape:
     """The convolution that a conv_fprop, conv_dgrad or conv_wgrad call computes."""
-    N, C, H, W = call.out_shapes[0] if call.op == "conv_dgrad" else call.in_shapes[0]
-    K, _, R, S = call.out_shapes[0] if call.op == "conv_wgrad" else call.in_shapes[1]
+    N, C, H, W = call.out_shapes[0] if call.op == Op("conv", "dgrad") else call.in_shapes[0]
+    K, _, R, S = call.out_shapes[0] if call.op == Op("conv", "wgrad") else call.in_shapes[1]
     return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
 
 
@@ -208,7 +209,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 
 
 OPS = {
-    "conv_fprop": Impl(bind_fprop, traffic=traffic_fprop),
-    "conv_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad),
-    "conv_wgrad": Impl(bind_wgrad, traffic=traffic_wgrad),
+    Op("conv", "fprop"): Impl(bind_fprop, traffic=traffic_fprop),
+    Op("conv", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad),
+    Op("conv", "wgrad"): Impl(bind_wgrad, traffic=traffic_wgrad),
 }

@@ -25,6 +25,7 @@ import numpy as np
 
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
 
 WORKSPACE_BYTES = 16 << 20
@@ -195,12 +196,12 @@ def _padded(x: np.ndarray, pad: int) -> np.ndarray:
     return np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
 
 
-HOST = {"conv_fprop": host(conv_fprop), "conv_dgrad": host(conv_dgrad), "conv_wgrad": host(conv_wgrad)}
+HOST = {Op("conv", "fprop"): host(conv_fprop), Op("conv", "dgrad"): host(conv_dgrad), Op("conv", "wgrad"): host(conv_wgrad)}
 
 
 GRADIENTS = {
-    "conv_dgrad": Gradient("conv_fprop", lambda ins, outs, v: (v, ins[1])),
-    "conv_wgrad": Gradient("conv_fprop", lambda ins, outs, v: (ins[0], v), of=(1,)),
+    Op("conv", "dgrad"): Gradient(Op("conv", "fprop"), lambda ins, outs, v: (v, ins[1])),
+    Op("conv", "wgrad"): Gradient(Op("conv", "fprop"), lambda ins, outs, v: (ins[0], v), of=(1,)),
 }
 
 MEAN_CONVS = (
@@ -232,11 +233,11 @@ def conv_cases(shape: ConvShape) -> Iterator[Case]:
     label = f"{shape.C}→{shape.K} {shape.H}×{shape.W} {shape.R}×{shape.S} s{shape.stride} p{shape.pad} n{shape.N}"
     y, dw, db = (shape.y_shape, "float32"), (shape.w_shape, "float32"), ((shape.K,), "float32")
     terms = {path: shape.gemm(path)[2] for path in ("fprop", "dgrad", "wgrad")}
-    yield Case("conv_fprop", label, (x, w, b), (y,), attrs, terms["fprop"])
-    yield Case("conv_fprop", label + " no bias", (x, w), (y,), attrs, terms["fprop"])
-    yield Case("conv_dgrad", label, (dy, w), ((shape.x_shape, "float32"),), attrs, terms["dgrad"])
-    yield Case("conv_wgrad", label, (x, dy), (dw, db), attrs, terms["wgrad"])
-    yield Case("conv_wgrad", label + " no bias", (x, dy), (dw,), attrs, terms["wgrad"])
+    yield Case(Op("conv", "fprop"), label, (x, w, b), (y,), attrs, terms["fprop"])
+    yield Case(Op("conv", "fprop"), label + " no bias", (x, w), (y,), attrs, terms["fprop"])
+    yield Case(Op("conv", "dgrad"), label, (dy, w), ((shape.x_shape, "float32"),), attrs, terms["dgrad"])
+    yield Case(Op("conv", "wgrad"), label, (x, dy), (dw, db), attrs, terms["wgrad"])
+    yield Case(Op("conv", "wgrad"), label + " no bias", (x, dy), (dw,), attrs, terms["wgrad"])
 
 
 def cases() -> Iterator[Case]:

@@ -22,6 +22,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 
 MAX_STRIDE, MAX_WINDOW = 2, 7
@@ -299,7 +300,7 @@ def warps_for(channels: int) -> int:
 
 def traffic_image(call: Call) -> list[Traffic]:
     """Bytes of fprop or dgrad: of every tile of pixels, for each group of target channels, its halo inside the image; and all weights."""
-    s, path = shape_of(call), call.op.removeprefix("conv_")
+    s, path = shape_of(call), call.op.direction
     (N, CS, HS, WS), target = (s.x_shape, s.y_shape) if path == "fprop" else (s.y_shape, s.x_shape)
     height, width = target[2:]
     tiles = blocks(height, SIDE), blocks(width, SIDE)
@@ -378,7 +379,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 OPS = {
-    "conv_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_image),
-    "conv_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_image),
-    "conv_wgrad": Impl(bind_wgrad, supports=supports, traffic=traffic_wgrad),
+    Op("conv", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_image),
+    Op("conv", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_image),
+    Op("conv", "wgrad"): Impl(bind_wgrad, supports=supports, traffic=traffic_wgrad),
 }

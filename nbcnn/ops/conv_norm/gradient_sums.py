@@ -34,44 +34,46 @@ from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.norms import batch
 from nbcnn.ops.norms.batch_reference import batchnorm_add_relu_fprop, batchnorm_sums, behind
 from nbcnn.plan.arena import ALIGNMENT, align
+from nbcnn.plan.op import Keep, Mask, Op, Sums, undone
 from nbcnn.plan.shapes import ConvShape, numel
 
 Array = np.ndarray
-PREFIX, SUFFIX = "conv_dgrad_batchnorm", "_sums"
 
 
-def form_of(op: str) -> str:
-    """What stands behind the norm: "", "_relu", … or "_add_relu"."""
-    return op.removeprefix(PREFIX).removesuffix(SUFFIX)
+def activation_of(op: Op) -> tuple[str, bool]:
+    """The activation behind the norm, "" without one, and whether the norm adds another value before it."""
+    of = next(part for part in op.after if isinstance(part, Sums)).of
+    return next((part.name for part in of if isinstance(part, Mask)), ""), Keep() in of
 
 
-def _reference(form: str) -> Callable[..., None]:
+def _reference(op: Op) -> Callable[..., None]:
     def run(dy: Array, w: Array, x: Array, third: Array, fourth: Array, mean: Array, rstd: Array, *operands: Array, stride: int, pad: int) -> None:
         *more, g, sums, dweight, dbias = operands
         conv_dgrad(dy, w, g, stride=stride, pad=pad)
         g += more[0] if more else 0
-        if form == "_add_relu":
+        name, added = activation_of(op)
+        if added:
             g[...] = np.where(third <= 0, 0, g)
             batchnorm_sums(g, x, fourth, fourth, mean, rstd, sums, dweight, dbias)
         else:
-            name = form.removeprefix("_")
             passed = behind(ACTIVATIONS[name], g, x, third, fourth, mean, rstd) if name else g
             batchnorm_sums(passed, x, third, fourth, mean, rstd, sums, dweight, dbias)
 
-    run.__name__ = f"{PREFIX}{form}{SUFFIX}"
+    run.__name__ = str(op)
     return run
 
 
-def ops(engine: Impl) -> dict[str, Impl]:
+def ops(engine: Impl) -> dict[Op, Impl]:
     """The ops as `engine`, whose epilogue has sums, and a launch that adds those of its chunks."""
 
     def convolution(call: Call) -> Call:
         """The convolution inside; where its second output goes is not known yet."""
         dy, w, x, third, fourth, mean, rstd, *more = operands(call, "in")
-        masked, g = form_of(call.op) == "_add_relu", operands(call, "out")[0]
+        (activation, masked), g = activation_of(call.op), operands(call, "out")[0]
         ins = [dy, w, x, *([fourth, fourth] if masked else [third, fourth]), mean, rstd, *([third] if masked else []), *more]
-        activation = "" if masked else form_of(call.op).removeprefix("_")
-        return inner(call, WITH_SUMS, ins, [g], attrs={**call.attrs, "activation": activation, "masked": masked, "added": bool(more)})
+        return inner(
+            call, WITH_SUMS, ins, [g], attrs={**call.attrs, "activation": "" if masked else activation, "masked": masked, "added": bool(more)}
+        )
 
     def parts(call: Call) -> tuple[Call, int, int]:
         """The convolution, chunks of its sums, and bytes of these."""
@@ -109,14 +111,13 @@ def ops(engine: Impl) -> dict[str, Impl]:
     return dict.fromkeys(REFERENCES, impl)
 
 
-def of_engine(made: Mapping[str, Impl]) -> dict[str, Impl]:
+def of_engine(made: Mapping[Op, Impl]) -> dict[Op, Impl]:
     """An engine's ops, its gradient with sums, if it has one, replaced by these."""
     rest = {op: impl for op, impl in made.items() if op != WITH_SUMS}
     return rest | (ops(made[WITH_SUMS]) if WITH_SUMS in made else {})
 
 
-FORMS = ("", *(f"_{name}" for name in batch.SUMMED), "_add_relu")
-REFERENCES = {f"{PREFIX}{form}{SUFFIX}": _reference(form) for form in FORMS}
+REFERENCES = {op: _reference(op) for op in (Op("conv", "dgrad", after=(Sums(undone(form)),)) for form in (*batch.SUMMED_FORMS, batch.PLUS))}
 
 CONVS = (ConvShape(1, 4, 5, 6, 3, 3, 3, 1, 1), ConvShape(2, 8, 8, 8, 64, 3, 3, 1, 1), ConvShape(1, 16, 16, 16, 64, 1, 1, 2, 0))
 """For the reference; then few channels, which fill no tile; one tap, of stride 2."""
@@ -135,10 +136,10 @@ def cases(shapes: Sequence[ConvShape] = CONVS) -> Iterator[Case]:
         channel = ((c,), "float32")
         outs, attrs = ((shape.x_shape, "float32"), ((2 * c,), "float32"), channel, channel), {"stride": shape.stride, "pad": shape.pad}
         terms, label = shape.gemm("dgrad")[2] + numel(shape.x_shape) // c, f"{shape.K}→{c} {shape.H}×{shape.W} n{shape.N}"
-        for form in FORMS:
-            third, fourth = (y, weight) if form == "_add_relu" else (weight, bias)
+        for op in REFERENCES:
+            third, fourth = (y, weight) if activation_of(op)[1] else (weight, bias)
             for more in ((), (normal(88, *shape.x_shape),)):
-                yield Case(f"{PREFIX}{form}{SUFFIX}", label, (dy, w, x, third, fourth, mean, rstd, *more), outs, attrs, terms)
+                yield Case(op, label, (dy, w, x, third, fourth, mean, rstd, *more), outs, attrs, terms)
 
 
 REAL = (

@@ -28,10 +28,11 @@ from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.norms import batch
 from nbcnn.ops.norms.batch_reference import keep_statistics
 from nbcnn.plan.arena import ALIGNMENT, align
+from nbcnn.plan.op import Moments, Op
 from nbcnn.plan.shapes import ConvShape, numel
 
 Array = np.ndarray
-OP = "conv_statistics_fprop"
+OP = Op("conv", "fprop", after=(Moments(),))
 
 
 def conv_statistics_fprop(x: Array, w: Array, *operands: Array, stride: int, pad: int, eps: float, momentum: float) -> None:
@@ -46,17 +47,17 @@ def _pixels(call: Call) -> int:
     return n * p * q
 
 
-def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
+def ops(conv: Impl, with_moments: Impl | None = None) -> dict[Op, Impl]:
     """The op as `with_moments`, an engine's convolution whose epilogue takes moments, else as `conv` (conv_fprop) and a pass over its result.
 
     A tile says by `chunk` how many pixels' moments it takes together, or that it takes none.
     """
-    engine, asked = (conv, "conv_fprop") if with_moments is None else (with_moments, WITH_MOMENTS)
+    engine, asked = (conv, Op("conv", "fprop")) if with_moments is None else (with_moments, WITH_MOMENTS)
 
     def chunk_of(call: Call, first: Call) -> int | None:
         return None if with_moments is None else call.tile.chunk(correlation(first))
 
-    def convolution(call: Call, op: str = asked) -> Call:
+    def convolution(call: Call, op: Op = asked) -> Call:
         """The convolution inside; with moments its second output is none yet."""
         geometry = {name: call.attrs[name] for name in ("stride", "pad")}
         return inner(call, op, operands(call, "in")[:-2], operands(call, "out")[:1], attrs=geometry)
@@ -67,7 +68,7 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
         chunk = chunk_of(call, first)
         y, *rest = operands(call, "out")
         attrs = {name: call.attrs[name] for name in ("eps", "momentum")}
-        norm = inner(call, "batchnorm_fprop", [y, *operands(call, "in")[-2:]], [y, *rest], attrs=attrs, tile=None, packed=None)
+        norm = inner(call, Op("batchnorm", "fprop"), [y, *operands(call, "in")[-2:]], [y, *rest], attrs=attrs, tile=None, packed=None)
         if chunk is None:
             nbytes = batch.scratch_fprop(norm)
         else:
@@ -76,7 +77,7 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
         aligned = align(nbytes, ALIGNMENT)
         scratch = call.scratch[aligned:] if call.scratch is not None and call.scratch.size > aligned else None
         if chunk is None:
-            return replace(convolution(call, "conv_fprop"), scratch=scratch), norm, None, aligned
+            return replace(convolution(call, Op("conv", "fprop")), scratch=scratch), norm, None, aligned
         partials = Operand(None if call.scratch is None else call.scratch[:nbytes].view(np.float32), (2, k, chunks), "float32")
         return replace(inner(first, asked, operands(first, "in"), [y, partials]), scratch=scratch), norm, chunk, aligned
 
@@ -123,10 +124,10 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
     }
 
 
-def of_engine(made: Mapping[str, Impl]) -> dict[str, Impl]:
+def of_engine(made: Mapping[Op, Impl]) -> dict[Op, Impl]:
     """An engine's ops, its convolution with moments replaced by the op."""
     rest = {op: impl for op, impl in made.items() if op != WITH_MOMENTS}
-    return rest | ops(made["conv_fprop"], made.get(WITH_MOMENTS))
+    return rest | ops(made[Op("conv", "fprop")], made.get(WITH_MOMENTS))
 
 
 REFERENCES = {OP: conv_statistics_fprop}

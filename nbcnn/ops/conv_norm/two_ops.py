@@ -26,6 +26,7 @@ from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.norms import b0, reference, s0
+from nbcnn.plan.op import Norm, Op
 from nbcnn.plan.shapes import ConvShape, numel
 from nbcnn.plan.storage import numpy_dtype
 
@@ -71,7 +72,7 @@ def conv_evonorm_b0_infer(
 def convolution_of(call: Call) -> Call:
     """The plain convolution inside the call."""
     geometry = {name: call.attrs[name] for name in ("stride", "pad")}
-    return inner(call, "conv_fprop", operands(call, "in")[:3], operands(call, "out")[:1], attrs=geometry)
+    return inner(call, Op("conv", "fprop"), operands(call, "in")[:3], operands(call, "out")[:1], attrs=geometry)
 
 
 def group_of(call: Call) -> int:
@@ -82,11 +83,11 @@ def group_of(call: Call) -> int:
 def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
     """`first`, which makes z with the planes' statistics; then the batch's and y, in one launch or two (`b0.behind_planes`)."""
     _, z, *kept = operands(call, "out")
-    norm = inner(call, "evonorm_b0_fprop", [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
+    norm = inner(call, Op("evonorm_b0", "fprop"), [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
     return [*first, *b0.behind_planes(replace(norm, tile=_apart(b0.FPROP, norm)))]
 
 
-def by_epilogue(launches: Callable[..., list[Launch]]) -> dict[str, Callable[[Call], list[Launch]]]:
+def by_epilogue(launches: Callable[..., list[Launch]]) -> dict[Op, Callable[[Call], list[Launch]]]:
     """The `bind` of every op whose convolution and norm end in one kernel: launches(call, epilogue, z, y, running, shift, std) -> all up to it.
 
     epilogue: "s0", "s0 infer", "planes" (of B0 in training) or "b0 infer"; arrays that it does not touch are left out, z where it is not kept.
@@ -135,14 +136,15 @@ def composed(conv: Impl, norm: Impl) -> Impl:
             kind = numpy_dtype(dtype)
             return replace(made, array=call.scratch[start : start + numel(shape) * kind.itemsize].view(kind))
 
-        z = y if call.op.endswith("_infer") else kept.pop(0)
-        if call.op == "conv_evonorm_s0_infer":
+        z = y if call.op.direction == "infer" else kept.pop(0)
+        of_norm = next(part.kind for part in call.op.after if isinstance(part, Norm))
+        if call.op == S0_INFER:
             kept = [lie((y.shape[0] * call.attrs["groups"],), "float32") for _ in range(2)]
         geometry = {name: value for name, value in call.attrs.items() if name in ("stride", "pad")}
         others = {name: value for name, value in call.attrs.items() if name not in geometry}
         scratch = call.scratch[used:] if call.scratch is not None and call.scratch.size > used else None
-        op = call.op.removeprefix("conv_").replace("s0_infer", "s0_fprop")
-        first = inner(call, "conv_fprop", [x, w, b], [z], attrs=geometry, scratch=scratch)
+        op = Op(of_norm, "fprop" if of_norm == "evonorm_s0" else call.op.direction)
+        first = inner(call, Op("conv", "fprop"), [x, w, b], [z], attrs=geometry, scratch=scratch)
         second = inner(call, op, [z, *channels], [y, *kept], attrs=others, tile=None, packed=None, scratch=scratch)
         return first, replace(second, tile=_apart(norm, second)), used
 
@@ -177,10 +179,11 @@ def composed(conv: Impl, norm: Impl) -> Impl:
     )
 
 
-REFERENCES = {f.__name__: f for f in (conv_evonorm_s0_fprop, conv_evonorm_s0_infer, conv_evonorm_b0_fprop, conv_evonorm_b0_infer)}
+S0, S0_INFER, B0, B0_INFER = (Op("conv", name, after=(Norm(kind),)) for kind in ("evonorm_s0", "evonorm_b0") for name in ("fprop", "infer"))
+REFERENCES = {S0: conv_evonorm_s0_fprop, S0_INFER: conv_evonorm_s0_infer, B0: conv_evonorm_b0_fprop, B0_INFER: conv_evonorm_b0_infer}
 
 
-def two_ops(conv: Impl) -> dict[str, Impl]:
+def two_ops(conv: Impl) -> dict[Op, Impl]:
     """Every op as `conv`, then the norm."""
     return {name: composed(conv, norm) for name, norm in zip(REFERENCES, (s0.FPROP, s0.FPROP, b0.FPROP, b0.INFER), strict=True)}
 
@@ -206,15 +209,15 @@ def conv_norm_cases(shapes: Sequence[tuple[ConvShape, int]] = CONV_NORMS) -> Ite
         terms = shape.gemm("fprop")[2] + shape.P * shape.Q * (k // groups)
         label = f"{shape.C}→{k} {shape.H}×{shape.W} s{shape.stride} n{n} {groups} groups"
         ins = (x, w, b, *channels)
-        yield Case("conv_evonorm_s0_fprop", label, ins, (image, image, kept, kept), attrs, terms)
-        yield Case("conv_evonorm_s0_infer", label, ins, (image,), attrs, terms)
+        yield Case(S0, label, ins, (image, image, kept, kept), attrs, terms)
+        yield Case(S0_INFER, label, ins, (image,), attrs, terms)
         # As large as the variances are: far smaller ones let v·z + s alone divide, which may be near zero, whatever z was rounded to.
         running = shape.C * shape.R * shape.S * np.random.default_rng(56).uniform(0.5, 1.5, k).astype(np.float32)
         planes, channel = ((n * k,), "float32"), ((k,), "float32")
         attrs, terms = {"stride": shape.stride, "pad": shape.pad, "eps": 1e-3}, terms + n * shape.P * shape.Q
         outs = (image, image, planes, planes, channel, channel, 6)
-        yield Case("conv_evonorm_b0_fprop", label, (*ins, running), outs, attrs | {"momentum": 0.1}, terms)
-        yield Case("conv_evonorm_b0_infer", label, (*ins, running), (image,), attrs, terms)
+        yield Case(B0, label, (*ins, running), outs, attrs | {"momentum": 0.1}, terms)
+        yield Case(B0_INFER, label, (*ins, running), (image,), attrs, terms)
 
 
 def cases() -> Iterator[Case]:

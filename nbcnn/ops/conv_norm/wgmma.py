@@ -14,7 +14,7 @@ from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame import correlation
 from nbcnn.ops.conv.wgmma.tile import KINDS
-from nbcnn.ops.conv_norm.two_ops import by_epilogue, group_of
+from nbcnn.ops.conv_norm.two_ops import B0, S0, by_epilogue, group_of
 from nbcnn.ops.conv_norm.wgmma_form import FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.conv_norm.wgmma_kernel import conv_norm_kernel
 from nbcnn.ops.kernel import tensor_maps
@@ -23,6 +23,7 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.norms import traffic
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 
 _SHARED_OF_BLOCK = 227 * 1024 - 4 * GROUPS * (MOMENTS + 1) * FILTERS
@@ -134,7 +135,7 @@ def launch(
 
 def _pack(call: Call) -> np.ndarray:
     """w (K,C,R,S) as [K][R][S][C]."""
-    return correlation.pack(replace(call, op="conv_fprop"))
+    return correlation.pack(replace(call, op=Op("conv", "fprop")))
 
 
 def bytes_of(call: Call, precision: str) -> list[Traffic]:
@@ -146,9 +147,9 @@ def bytes_of(call: Call, precision: str) -> list[Traffic]:
     planes = traffic.STATISTICS * c.N * c.K // group_of(call)
     messages = traffic.MESSAGE * c.N * c.K * tile.parts if tile.parts > 1 else 0
     read, distinct = seen + w * tile.blocks * FILTERS // c.K + messages * tile.parts, x + w + messages
-    if call.op == "conv_evonorm_b0_fprop":
+    if call.op == B0:
         return [Traffic(read, image + planes + messages, distinct), *traffic.b0_behind_planes(call, image=1)]
-    kept = planes if call.op == "conv_evonorm_s0_fprop" else 0
+    kept = planes if call.op == S0 else 0
     if form_of(call, precision, tile, "s0").kept:
         return [Traffic(read, image * (2 if kept else 1) + kept + messages, distinct)]
     return [Traffic(read + image, 2 * image + kept + messages, distinct + image)]
@@ -163,7 +164,7 @@ def _lines(c: ConvShape, tile: ImageTile) -> int:
     return read
 
 
-def ops(precision: str) -> dict[str, Impl]:
+def ops(precision: str) -> dict[Op, Impl]:
     """The fused ops in "bf16" or "tf32"."""
     bound = by_epilogue(lambda call, epilogue, **arrays: [launch(call, precision, epilogue, **arrays)])
     return {

@@ -17,7 +17,7 @@ from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.ops.conv.winograd.engine import WinogradTile
-from nbcnn.ops.conv_norm.two_ops import by_epilogue, convolution_of, group_of
+from nbcnn.ops.conv_norm.two_ops import B0, by_epilogue, convolution_of, group_of
 from nbcnn.ops.conv_norm.winograd_kernel import Slab, image_norm_kernel
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
@@ -46,7 +46,7 @@ class NormTile(WinogradTile):
 def slab_of(call: Call, tile: NormTile) -> Slab:
     """What a tile freezes into the last kernel."""
     c = im2col.shape_of(convolution_of(call))
-    return Slab(c.H, c.W, c.K, group_of(call), tile.channels, tile.threads, tile.blocks, int(call.op != "conv_evonorm_b0_fprop"))
+    return Slab(c.H, c.W, c.K, group_of(call), tile.channels, tile.threads, tile.blocks, int(call.op != B0))
 
 
 def slabs(call: Call, target: Target) -> list[tuple[int, int, int]]:
@@ -113,7 +113,7 @@ def launches(call: Call, epilogue: str, z: Any = None, y: Any = None, running: A
 
 def bytes_of(call: Call) -> Sequence[Traffic]:
     """Bytes of every launch: the last ones read Winograd-domain values, and write an image tensor, or two, and the groups' statistics."""
-    conv, training, b0 = convolution_of(call), call.op.endswith("_fprop"), "groups" not in call.attrs
+    conv, training, b0 = convolution_of(call), call.op.direction == "fprop", "groups" not in call.attrs
     c, tensors = im2col.shape_of(conv), 2 if training and not b0 else 1
     kept = traffic.STATISTICS * c.K // group_of(call) if training else 0
 

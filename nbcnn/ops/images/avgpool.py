@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.kernel.windows import WINDOWS, pooled_shapes
+from nbcnn.plan.op import Op
 
 
 def avgpool_fprop(x: np.ndarray, y: np.ndarray, *, size: int, stride: int) -> None:
@@ -50,14 +51,14 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return traffic_spread(call, call.attrs["size"], call.attrs["stride"])
 
 
-HOST = {"avgpool_fprop": host(avgpool_fprop), "avgpool_dgrad": host(avgpool_dgrad)}
-OPS = {"avgpool_fprop": Impl(bind_fprop, traffic=traffic_fprop), "avgpool_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
-GRADIENTS = {"avgpool_dgrad": Gradient("avgpool_fprop", lambda ins, outs, v: (v,))}
+HOST = {Op("avgpool", "fprop"): host(avgpool_fprop), Op("avgpool", "dgrad"): host(avgpool_dgrad)}
+OPS = {Op("avgpool", "fprop"): Impl(bind_fprop, traffic=traffic_fprop), Op("avgpool", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {Op("avgpool", "dgrad"): Gradient(Op("avgpool", "fprop"), lambda ins, outs, v: (v,))}
 
 
 def cases(images: Shapes = IMAGES, windows: Shapes = WINDOWS) -> Iterator[Case]:
     """Both passes, in windows (size, stride) that fit."""
     for label, shape, pooled, attrs in pooled_shapes(images, windows):
         terms = attrs["size"] ** 2
-        yield Case("avgpool_fprop", label, (normal(7, *shape),), ((pooled, "float32"),), attrs, terms)
-        yield Case("avgpool_dgrad", label, (normal(8, *pooled),), ((shape, "float32"),), attrs, terms)
+        yield Case(Op("avgpool", "fprop"), label, (normal(7, *shape),), ((pooled, "float32"),), attrs, terms)
+        yield Case(Op("avgpool", "dgrad"), label, (normal(8, *pooled),), ((shape, "float32"),), attrs, terms)

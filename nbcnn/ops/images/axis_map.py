@@ -26,6 +26,7 @@ from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.kernel.windows import lane_io, lanes_of, launch, split
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 
@@ -104,7 +105,7 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(element(call) * taps * numel(call.out_shapes[0]), outputs(call), size(call, "in", 0))]
 
 
-HOST, OPS = {"axis_map": host(axis_map)}, {"axis_map": Impl(bind, supports=supports, traffic=traffic)}
+HOST, OPS = {Op("axis_map"): host(axis_map)}, {Op("axis_map"): Impl(bind, supports=supports, traffic=traffic)}
 
 
 def _table(extent: int) -> np.ndarray:
@@ -121,4 +122,4 @@ def cases(images: Shapes = IMAGES) -> Iterator[Case]:
         for axis in (1, 2, 3):
             made = tuple(extent + 2 * (at == axis) for at, extent in enumerate(shape))
             operands = (normal(45, *shape), _table(shape[axis]))
-            yield Case("axis_map", f"{label_of(shape)} along {axis}", operands, ((made, "float32"),), {"axis": axis}, 3)
+            yield Case(Op("axis_map"), f"{label_of(shape)} along {axis}", operands, ((made, "float32"),), {"axis": axis}, 3)

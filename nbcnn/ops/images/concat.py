@@ -27,6 +27,7 @@ from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.share import lanes_io
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size
+from nbcnn.plan.op import Bias, Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -141,7 +142,10 @@ def bind_dgrad(call: Call) -> list[Launch]:
 
 def traffic_fprop(call: Call) -> list[Traffic]:
     """Bytes of `bind_fprop`: every launch moves one input."""
-    return [once(nbytes, nbytes) for nbytes in (size(call, "in", at) for at in range(2 if call.op == "concat_bias_fprop" else len(call.in_shapes)))]
+    return [
+        once(nbytes, nbytes)
+        for nbytes in (size(call, "in", at) for at in range(2 if call.op == Op("concat", "fprop", before=(Bias(),)) else len(call.in_shapes)))
+    ]
 
 
 def traffic_dgrad(call: Call) -> list[Traffic]:
@@ -149,14 +153,14 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [once(nbytes, nbytes) for nbytes in (size(call, "out", at) for at in range(len(call.out_shapes)))]
 
 
-HOST = {"concat_fprop": host(concat_fprop), "concat_dgrad": host(concat_dgrad)}
+HOST = {Op("concat", "fprop"): host(concat_fprop), Op("concat", "dgrad"): host(concat_dgrad)}
 OPS = {
-    "concat_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
-    "concat_bias_fprop": Impl(bind_bias, supports=supports, traffic=traffic_fprop),
-    "concat_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+    Op("concat", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
+    Op("concat", "fprop", before=(Bias(),)): Impl(bind_bias, supports=supports, traffic=traffic_fprop),
+    Op("concat", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
 }
-REFERENCES = {"concat_bias_fprop": concat_bias_fprop}
-GRADIENTS = {"concat_dgrad": Gradient("concat_fprop", lambda ins, outs, v: (v,), of=(0, 1))}
+REFERENCES = {Op("concat", "fprop", before=(Bias(),)): concat_bias_fprop}
+GRADIENTS = {Op("concat", "dgrad"): Gradient(Op("concat", "fprop"), lambda ins, outs, v: (v,), of=(0, 1))}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
@@ -166,7 +170,9 @@ def cases(images: Shapes = IMAGES) -> Iterator[Case]:
         for more in (c, 3) if c != 3 else (4,):
             first, second, both = (n, c, *rest), (n, more, *rest), (n, c + more, *rest)
             label = f"{label_of(first)} + {more}"
-            yield Case("concat_fprop", label, (normal(31, *first), normal(32, *second)), ((both, "float32"),))
+            yield Case(Op("concat", "fprop"), label, (normal(31, *first), normal(32, *second)), ((both, "float32"),))
             if rest[1:]:
-                yield Case("concat_bias_fprop", label, (normal(31, *first), normal(32, *second), normal(34, more)), ((both, "float32"),))
-            yield Case("concat_dgrad", label, (normal(33, *both),), ((first, "float32"), (second, "float32")))
+                yield Case(
+                    Op("concat", "fprop", before=(Bias(),)), label, (normal(31, *first), normal(32, *second), normal(34, more)), ((both, "float32"),)
+                )
+            yield Case(Op("concat", "dgrad"), label, (normal(33, *both),), ((first, "float32"), (second, "float32")))

@@ -19,6 +19,7 @@ from nbcnn.ops.kernel.maps import copy, supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.kernel.windows import THREADS, split
+from nbcnn.plan.op import Op
 
 TILE, PITCH = 32, 33
 """A tile is TILE × TILE; its rows lie PITCH apart in shared memory, so that a column too touches 32 different banks."""
@@ -130,4 +131,4 @@ def bind(call: Call) -> list[Launch]:
     return transpose(call, N, rows, cols)
 
 
-HOST, OPS = {"convert": host(convert)}, {"convert": Impl(bind, supports=supports, traffic=traffic)}
+HOST, OPS = {Op("convert"): host(convert)}, {Op("convert"): Impl(bind, supports=supports, traffic=traffic)}

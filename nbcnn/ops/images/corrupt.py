@@ -33,6 +33,7 @@ from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
 from nbcnn.ops.update.advance import POSITION, example_state
 from nbcnn.ops.update.random import chosen, element_words, factor, threshold, words_of
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -137,10 +138,10 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0), outputs(call))]
 
 
-HOST = {"noise": host(noise), "mask_squares": host(mask_squares)}
+HOST = {Op("noise"): host(noise), Op("mask_squares"): host(mask_squares)}
 OPS = {
-    "noise": Impl(bind_noise, supports=maps.supports, traffic=traffic),
-    "mask_squares": Impl(bind_mask, supports=maps.supports, traffic=traffic),
+    Op("noise"): Impl(bind_noise, supports=maps.supports, traffic=traffic),
+    Op("mask_squares"): Impl(bind_mask, supports=maps.supports, traffic=traffic),
 }
 
 
@@ -150,6 +151,6 @@ def cases(images: Shapes = ((2, 3, 4, 5), (3, 1, 5, 3))) -> Iterator[Case]:
     for shape in images:
         x, out = normal(37, *shape), ((shape, "float32"),)
         # −2 ln u is right to an ulp where u is not near 1; 2πv is rounded, which moves a cosine by up to 2π·ε/2: terms of four ulps each.
-        yield Case("noise", label_of(shape), (x, order, state), out, {"sigma": 0.5, "stream": 7}, 16)
-        yield Case("mask_squares", label_of(shape), (x, order, state), out, {"share": 0.5, "size": 2, "stream": 8})
-    yield Case("noise", "vectors", (normal(38, 3, 7), order, state), (((3, 7), "float32"),), {"sigma": 2.0, "stream": 9}, 16)
+        yield Case(Op("noise"), label_of(shape), (x, order, state), out, {"sigma": 0.5, "stream": 7}, 16)
+        yield Case(Op("mask_squares"), label_of(shape), (x, order, state), out, {"share": 0.5, "size": 2, "stream": 8})
+    yield Case(Op("noise"), "vectors", (normal(38, 3, 7), order, state), (((3, 7), "float32"),), {"sigma": 2.0, "stream": 9}, 16)

@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import copy, supports
 from nbcnn.ops.kernel.traffic import Traffic, streamed
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 
@@ -57,17 +58,17 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return streamed(call) if call.layout == "NCHW" else traffic_transpose(call, N, C, H * W)
 
 
-HOST = {"flatten_fprop": host(flatten_fprop), "flatten_dgrad": host(flatten_dgrad)}
+HOST = {Op("flatten", "fprop"): host(flatten_fprop), Op("flatten", "dgrad"): host(flatten_dgrad)}
 OPS = {
-    "flatten_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
-    "flatten_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+    Op("flatten", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
+    Op("flatten", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
 }
-GRADIENTS = {"flatten_dgrad": Gradient("flatten_fprop", lambda ins, outs, v: (v,))}
+GRADIENTS = {Op("flatten", "dgrad"): Gradient(Op("flatten", "fprop"), lambda ins, outs, v: (v,))}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
     """Both passes."""
     for shape in images:
         flat, label = (shape[0], numel(shape[1:])), label_of(shape)
-        yield Case("flatten_fprop", label, (normal(7, *shape),), ((flat, "float32"),))
-        yield Case("flatten_dgrad", label, (normal(11, *flat),), ((shape, "float32"),))
+        yield Case(Op("flatten", "fprop"), label, (normal(7, *shape),), ((flat, "float32"),))
+        yield Case(Op("flatten", "dgrad"), label, (normal(11, *flat),), ((shape, "float32"),))

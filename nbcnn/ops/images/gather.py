@@ -45,6 +45,7 @@ from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 from nbcnn.ops.update.advance import EPOCH, POSITION, SEED, example_state
 from nbcnn.ops.update.random import WORD_BITS, chosen, philox_words, u8, words_of
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE
 
@@ -309,8 +310,8 @@ def traffic_labels(call: Call) -> list[Traffic]:
     return [Traffic(4 * numel(shape) + labels, outputs(call), 4 * shape[0] + labels)]
 
 
-HOST = {"gather": host(gather), "gather_labels": host(gather_labels)}
-OPS = {"gather": Impl(bind, traffic=traffic), "gather_labels": Impl(bind_labels, traffic=traffic_labels)}
+HOST = {Op("gather"): host(gather), Op("gather_labels"): host(gather_labels)}
+OPS = {Op("gather"): Impl(bind, traffic=traffic), Op("gather_labels"): Impl(bind_labels, traffic=traffic_labels)}
 
 
 def cases(image: tuple[int, ...] = (3, 3, 5, 4)) -> Iterator[Case]:
@@ -318,18 +319,18 @@ def cases(image: tuple[int, ...] = (3, 3, 5, 4)) -> Iterator[Case]:
     images = np.random.default_rng(16).integers(0, 256, (image[0] + 3, *image[1:])).astype(np.uint8)
     order, labels = np.random.default_rng(23).permutation(image[0] + 3).astype(np.int32), np.arange(6, dtype=np.int32) * 7
     for flip in (False, True):
-        yield Case("gather", f"flip {flip}", (images, order, example_state()), ((image, "float32"),), {"flip": flip})
+        yield Case(Op("gather"), f"flip {flip}", (images, order, example_state()), ((image, "float32"),), {"flip": flip})
     channels = image[1]
     normal = {"shift": tuple(range(100, 100 + channels)), "factor": tuple(1 / (50 + c) for c in range(channels))}
     moved = {"flip": ALTERNATE, "crop": 2, "cutout": 3}
-    yield Case("gather", "augmented", (images, order, example_state()), ((image, "float32"),), moved)
-    yield Case("gather", "augmented, normalised", (images, order, example_state()), ((image, "float32"),), moved | normal | {"flip": True})
+    yield Case(Op("gather"), "augmented", (images, order, example_state()), ((image, "float32"),), moved)
+    yield Case(Op("gather"), "augmented, normalised", (images, order, example_state()), ((image, "float32"),), moved | normal | {"flip": True})
     reflected = moved | {"crop": min(image[2:]) - 1, "reflect": True}
-    yield Case("gather", "reflected", (images, order, example_state()), ((image, "float32"),), reflected)
+    yield Case(Op("gather"), "reflected", (images, order, example_state()), ((image, "float32"),), reflected)
     floats = (images.reshape(-1) / np.float32(7)).astype(np.float32)
-    yield Case("gather", "floats in a ring", (floats, order, example_state()), ((image, "float32"),), {"ring": image[0] + 1})
+    yield Case(Op("gather"), "floats in a ring", (floats, order, example_state()), ((image, "float32"),), {"ring": image[0] + 1})
     order = np.array([4, 0, 5, 1, 3, 2], np.int32)
-    yield Case("gather_labels", "3 of 6", (labels, order, example_state()), (((3,), "int32"),))
+    yield Case(Op("gather_labels"), "3 of 6", (labels, order, example_state()), (((3,), "int32"),))
     pixels = np.random.default_rng(24).integers(0, 256, (6, 3, 5)).astype(np.uint8)
-    yield Case("gather_labels", "of pixels, mirrored", (pixels, order, example_state()), (((3, 3, 5), "int32"),), {"flip": True})
-    yield Case("gather_labels", "of pixels, in a ring", (pixels.astype(np.int32), order, example_state()), (((3, 3, 5), "int32"),), {"ring": 4})
+    yield Case(Op("gather_labels"), "of pixels, mirrored", (pixels, order, example_state()), (((3, 3, 5), "int32"),), {"flip": True})
+    yield Case(Op("gather_labels"), "of pixels, in a ring", (pixels.astype(np.int32), order, example_state()), (((3, 3, 5), "int32"),), {"ring": 4})

@@ -19,6 +19,7 @@ from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, norm
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.kernel.windows import lane_io, lanes_of, launch, planes, split
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 
@@ -118,13 +119,13 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(element(call) * numel(call.out_shapes[0]), outputs(call), size(call, "in", 0))]
 
 
-HOST = {"global_mean_fprop": host(global_mean_fprop), "global_mean_dgrad": host(global_mean_dgrad)}
-OPS = {"global_mean_fprop": Impl(bind_fprop, traffic=streamed), "global_mean_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
-GRADIENTS = {"global_mean_dgrad": Gradient("global_mean_fprop", lambda ins, outs, v: (v,))}
+HOST = {Op("global_mean", "fprop"): host(global_mean_fprop), Op("global_mean", "dgrad"): host(global_mean_dgrad)}
+OPS = {Op("global_mean", "fprop"): Impl(bind_fprop, traffic=streamed), Op("global_mean", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {Op("global_mean", "dgrad"): Gradient(Op("global_mean", "fprop"), lambda ins, outs, v: (v,))}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
     """Both passes."""
     for shape in images:
-        yield Case("global_mean_fprop", label_of(shape), (normal(7, *shape),), ((shape[:2], "float32"),), {}, numel(shape[2:]))
-        yield Case("global_mean_dgrad", label_of(shape), (normal(8, *shape[:2]),), ((shape, "float32"),), {}, 4)
+        yield Case(Op("global_mean", "fprop"), label_of(shape), (normal(7, *shape),), ((shape[:2], "float32"),), {}, numel(shape[2:]))
+        yield Case(Op("global_mean", "dgrad"), label_of(shape), (normal(8, *shape[:2]),), ((shape, "float32"),), {}, 4)

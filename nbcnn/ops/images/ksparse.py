@@ -24,6 +24,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, streamed
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -90,12 +91,12 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(each * (call.in_shapes[0][1] + 1), outputs(call), each)]
 
 
-HOST = {"ksparse_fprop": host(ksparse_fprop), "ksparse_dgrad": host(ksparse_dgrad)}
+HOST = {Op("ksparse", "fprop"): host(ksparse_fprop), Op("ksparse", "dgrad"): host(ksparse_dgrad)}
 OPS = {
-    "ksparse_fprop": Impl(bind, supports=maps.supports, traffic=traffic),
-    "ksparse_dgrad": Impl(bind_dgrad, supports=maps.supports, traffic=streamed),
+    Op("ksparse", "fprop"): Impl(bind, supports=maps.supports, traffic=traffic),
+    Op("ksparse", "dgrad"): Impl(bind_dgrad, supports=maps.supports, traffic=streamed),
 }
-GRADIENTS = {"ksparse_dgrad": Gradient("ksparse_fprop", lambda ins, outs, v: (v, outs[0]))}
+GRADIENTS = {Op("ksparse", "dgrad"): Gradient(Op("ksparse", "fprop"), lambda ins, outs, v: (v, outs[0]))}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
@@ -108,5 +109,5 @@ def cases(images: Shapes = IMAGES) -> Iterator[Case]:
         k = 2 if shape[1] != 3 else 5
         y = np.empty(shape, np.float32)
         ksparse_fprop(x, y, k=k)
-        yield Case("ksparse_fprop", f"{k} of {label_of(shape)}", (x,), out, {"k": k})
-        yield Case("ksparse_dgrad", f"{k} of {label_of(shape)}", (dy, y), out, {"k": k})
+        yield Case(Op("ksparse", "fprop"), f"{k} of {label_of(shape)}", (x,), out, {"k": k})
+        yield Case(Op("ksparse", "dgrad"), f"{k} of {label_of(shape)}", (dy, y), out, {"k": k})

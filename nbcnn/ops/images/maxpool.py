@@ -23,6 +23,7 @@ from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.kernel.windows import WINDOWS, in_rows, lane_io, lanes_of, launch, offset_of, planes, pooled_shapes, position, reach_of, split, taps
+from nbcnn.plan.op import Op
 
 LOWEST = np.float32(-np.inf)
 
@@ -341,9 +342,9 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(windows * each + more, outputs(call), min(windows * each, size(call, "in", 0) + size(call, "in", 1)) + more)]
 
 
-HOST = {"maxpool_fprop": host(maxpool_fprop), "maxpool_dgrad": host(maxpool_dgrad)}
-OPS = {"maxpool_fprop": Impl(bind_fprop, traffic=traffic_fprop), "maxpool_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
-GRADIENTS = {"maxpool_dgrad": Gradient("maxpool_fprop", lambda ins, outs, v: (v, outs[1]))}
+HOST = {Op("maxpool", "fprop"): host(maxpool_fprop), Op("maxpool", "dgrad"): host(maxpool_dgrad)}
+OPS = {Op("maxpool", "fprop"): Impl(bind_fprop, traffic=traffic_fprop), Op("maxpool", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {Op("maxpool", "dgrad"): Gradient(Op("maxpool", "fprop"), lambda ins, outs, v: (v, outs[1]))}
 
 
 def cases(images: Shapes = IMAGES, windows: Shapes = WINDOWS) -> Iterator[Case]:
@@ -351,6 +352,6 @@ def cases(images: Shapes = IMAGES, windows: Shapes = WINDOWS) -> Iterator[Case]:
     for label, shape, pooled, attrs in pooled_shapes(images, windows):
         size = attrs["size"]
         index = np.random.default_rng(9).integers(0, size * size, pooled).astype(np.uint8)
-        yield Case("maxpool_fprop", label, (normal(7, *shape),), ((pooled, "float32"), (pooled, "uint8")), attrs)
+        yield Case(Op("maxpool", "fprop"), label, (normal(7, *shape),), ((pooled, "float32"), (pooled, "uint8")), attrs)
         for more in ((), (normal(9, *shape),)):
-            yield Case("maxpool_dgrad", label, (normal(8, *pooled), index, *more), ((shape, "float32"),), attrs, size * size)
+            yield Case(Op("maxpool", "dgrad"), label, (normal(8, *pooled), index, *more), ((shape, "float32"),), attrs, size * size)

@@ -23,6 +23,7 @@ from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs
 from nbcnn.ops.kernel.windows import lanes_of, planes
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -118,12 +119,12 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return _traffic(call, -call.attrs["top"], -call.attrs["left"])
 
 
-HOST = {"pad_fprop": host(pad_fprop), "pad_dgrad": host(pad_dgrad)}
+HOST = {Op("pad", "fprop"): host(pad_fprop), Op("pad", "dgrad"): host(pad_dgrad)}
 OPS = {
-    "pad_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
-    "pad_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+    Op("pad", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
+    Op("pad", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
 }
-GRADIENTS = {"pad_dgrad": Gradient("pad_fprop", lambda ins, outs, v: (v,))}
+GRADIENTS = {Op("pad", "dgrad"): Gradient(Op("pad", "fprop"), lambda ins, outs, v: (v,))}
 
 Sides = tuple[int, int, int, int]
 
@@ -139,5 +140,5 @@ def cases(images: Shapes = IMAGES, sides: Sequence[Sides] = ((1, 1, 1, 1), (0, 2
     for shape in images:
         for each in sides:
             made, label, attrs = padded(shape, each), f"{label_of(shape)} by {each}", {"top": each[0], "left": each[2], "value": 0.5}
-            yield Case("pad_fprop", label, (normal(35, *shape),), ((made, "float32"),), attrs)
-            yield Case("pad_dgrad", label, (normal(36, *made),), ((shape, "float32"),), attrs)
+            yield Case(Op("pad", "fprop"), label, (normal(35, *shape),), ((made, "float32"),), attrs)
+            yield Case(Op("pad", "dgrad"), label, (normal(36, *made),), ((shape, "float32"),), attrs)

@@ -29,6 +29,7 @@ from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 PATCHES = 8
@@ -109,7 +110,7 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(2 * (patches + products), outputs(call), size(call, "in", 0) + products)]
 
 
-HOST, OPS = {"unit_patches": host(unit_patches)}, {"unit_patches": Impl(bind, supports=maps.supports, traffic=traffic)}
+HOST, OPS = {Op("unit_patches"): host(unit_patches)}, {Op("unit_patches"): Impl(bind, supports=maps.supports, traffic=traffic)}
 
 
 def cases(images: Shapes = ((2, 3, 5, 4), (1, 2, 4, 6)), products: int = 7) -> Iterator[Case]:
@@ -119,4 +120,4 @@ def cases(images: Shapes = ((2, 3, 5, 4), (1, 2, 4, 6)), products: int = 7) -> I
         made = (n, width, h - edge + 1, w - edge + 1)
         ins = (normal(34, *shape), normal(35, *made), 0.1 * normal(36, width))
         # Of D products the length, of C·edge² values the deviation: the longest sum is the larger one.
-        yield Case("unit_patches", f"{edge}×{edge} of {label_of(shape)}", ins, ((made, "float32"),), {"size": edge, "norm": 1e-3}, 40)
+        yield Case(Op("unit_patches"), f"{edge}×{edge} of {label_of(shape)}", ins, ((made, "float32"),), {"size": edge, "norm": 1e-3}, 40)

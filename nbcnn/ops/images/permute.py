@@ -24,6 +24,7 @@ from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import streamed
 from nbcnn.ops.kernel.windows import launch, split
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Axes = tuple[int, ...]
@@ -102,7 +103,7 @@ def bind(call: Call) -> list[Launch]:
     return launch(kernel, n * width, (*call.ins, *call.outs), width)
 
 
-HOST, OPS = {"permute": host(permute)}, {"permute": Impl(bind, supports=supports, traffic=streamed)}
+HOST, OPS = {Op("permute"): host(permute)}, {Op("permute"): Impl(bind, supports=supports, traffic=streamed)}
 
 CASES: tuple[tuple[Axes, Axes], ...] = (
     ((5,), (0,)),
@@ -117,4 +118,4 @@ def cases() -> Iterator[Case]:
     """One axis, two that change places, axes of one element, a pixel shuffle."""
     for shape, axes in CASES:
         size = numel(shape)
-        yield Case("permute", f"{shape} as {axes}", (normal(46, 3, size),), (((3, size), "float32"),), {"shape": shape, "axes": axes})
+        yield Case(Op("permute"), f"{shape} as {axes}", (normal(46, 3, size),), (((3, size), "float32"),), {"shape": shape, "axes": axes})

@@ -29,6 +29,7 @@ from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.kernel.windows import lane_io, lanes_of, launch, offset_of, planes, position, reach_of, split
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel, pooled_extent
 
 Pair = tuple[int, int]
@@ -335,20 +336,20 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 
 HOST = {
-    "window_max_fprop": host(window_max_fprop),
-    "window_max_dgrad": host(window_max_dgrad),
-    "window_mean_fprop": host(window_mean_fprop),
-    "window_mean_dgrad": host(window_mean_dgrad),
+    Op("window_max", "fprop"): host(window_max_fprop),
+    Op("window_max", "dgrad"): host(window_max_dgrad),
+    Op("window_mean", "fprop"): host(window_mean_fprop),
+    Op("window_mean", "dgrad"): host(window_mean_dgrad),
 }
 OPS = {
-    "window_max_fprop": Impl(bind_max_fprop, traffic=traffic_fprop),
-    "window_max_dgrad": Impl(bind_max_dgrad, traffic=traffic_dgrad),
-    "window_mean_fprop": Impl(bind_mean_fprop, traffic=traffic_fprop),
-    "window_mean_dgrad": Impl(bind_mean_dgrad, traffic=traffic_dgrad),
+    Op("window_max", "fprop"): Impl(bind_max_fprop, traffic=traffic_fprop),
+    Op("window_max", "dgrad"): Impl(bind_max_dgrad, traffic=traffic_dgrad),
+    Op("window_mean", "fprop"): Impl(bind_mean_fprop, traffic=traffic_fprop),
+    Op("window_mean", "dgrad"): Impl(bind_mean_dgrad, traffic=traffic_dgrad),
 }
 GRADIENTS = {
-    "window_max_dgrad": Gradient("window_max_fprop", lambda ins, outs, v: (v, outs[1])),
-    "window_mean_dgrad": Gradient("window_mean_fprop", lambda ins, outs, v: (v,)),
+    Op("window_max", "dgrad"): Gradient(Op("window_max", "fprop"), lambda ins, outs, v: (v, outs[1])),
+    Op("window_mean", "dgrad"): Gradient(Op("window_mean", "fprop"), lambda ins, outs, v: (v,)),
 }
 
 WINDOWS = (
@@ -371,7 +372,7 @@ def cases() -> Iterator[Case]:
             y, index = np.empty(pooled, np.float32), np.empty(pooled, np.uint8)
             window_max_fprop(x, y, index, size=taps, stride=stride, pad=pad)
             terms, padded = taps[0] * taps[1], attrs | {"padded": stands % 2 == 0}
-            yield Case("window_max_fprop", label, (x,), ((pooled, "float32"), (pooled, "uint8")), attrs)
-            yield Case("window_max_dgrad", label, (dy, index), out, attrs, terms)
-            yield Case("window_mean_fprop", label, (x,), ((pooled, "float32"),), padded, terms)
-            yield Case("window_mean_dgrad", label, (dy,), out, padded, terms)
+            yield Case(Op("window_max", "fprop"), label, (x,), ((pooled, "float32"), (pooled, "uint8")), attrs)
+            yield Case(Op("window_max", "dgrad"), label, (dy, index), out, attrs, terms)
+            yield Case(Op("window_mean", "fprop"), label, (x,), ((pooled, "float32"),), padded, terms)
+            yield Case(Op("window_mean", "dgrad"), label, (dy,), out, padded, terms)

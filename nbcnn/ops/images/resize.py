@@ -25,6 +25,7 @@ from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, norm
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.kernel.windows import lane_io, lanes_of, launch, offset_of, planes, position, split
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Pair = tuple[int, int]
@@ -246,18 +247,18 @@ def _read(times: int) -> Any:
 
 
 HOST = {
-    "repeat_fprop": host(repeat_fprop),
-    "repeat_dgrad": host(repeat_dgrad),
-    "bilinear_fprop": host(bilinear_fprop),
-    "bilinear_dgrad": host(bilinear_dgrad),
+    Op("repeat", "fprop"): host(repeat_fprop),
+    Op("repeat", "dgrad"): host(repeat_dgrad),
+    Op("bilinear", "fprop"): host(bilinear_fprop),
+    Op("bilinear", "dgrad"): host(bilinear_dgrad),
 }
 OPS = {
-    "repeat_fprop": Impl(bind_repeat_fprop, traffic=_read(1)),
-    "repeat_dgrad": Impl(bind_repeat_dgrad, traffic=streamed),
-    "bilinear_fprop": Impl(bind_bilinear_fprop, traffic=_read(4)),
-    "bilinear_dgrad": Impl(bind_bilinear_dgrad, traffic=_read(16)),
+    Op("repeat", "fprop"): Impl(bind_repeat_fprop, traffic=_read(1)),
+    Op("repeat", "dgrad"): Impl(bind_repeat_dgrad, traffic=streamed),
+    Op("bilinear", "fprop"): Impl(bind_bilinear_fprop, traffic=_read(4)),
+    Op("bilinear", "dgrad"): Impl(bind_bilinear_dgrad, traffic=_read(16)),
 }
-GRADIENTS = {f"{name}_dgrad": Gradient(f"{name}_fprop", lambda ins, outs, v: (v,)) for name in ("repeat", "bilinear")}
+GRADIENTS = {Op(name, "dgrad"): Gradient(Op(name, "fprop"), lambda ins, outs, v: (v,)) for name in ("repeat", "bilinear")}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
@@ -266,8 +267,8 @@ def cases(images: Shapes = IMAGES) -> Iterator[Case]:
         (n, c, h, w), x, label = shape, normal(7, *shape), label_of(shape)
         for down, across in ((1, 2), (3, 2)):
             large, attrs = (n, c, h * down, w * across), {"factors": (down, across)}
-            yield Case("repeat_fprop", f"{label} ×({down}, {across})", (x,), ((large, "float32"),), attrs)
-            yield Case("repeat_dgrad", f"{label} ×({down}, {across})", (normal(10, *large),), ((shape, "float32"),), attrs, down * across)
+            yield Case(Op("repeat", "fprop"), f"{label} ×({down}, {across})", (x,), ((large, "float32"),), attrs)
+            yield Case(Op("repeat", "dgrad"), f"{label} ×({down}, {across})", (normal(10, *large),), ((shape, "float32"),), attrs, down * across)
         large = (n, c, 2 * h, 2 * w)
-        yield Case("bilinear_fprop", label, (x,), ((large, "float32"),), {}, 4)
-        yield Case("bilinear_dgrad", label, (normal(10, *large),), ((shape, "float32"),), {}, 16)
+        yield Case(Op("bilinear", "fprop"), label, (x,), ((large, "float32"),), {}, 4)
+        yield Case(Op("bilinear", "dgrad"), label, (normal(10, *large),), ((shape, "float32"),), {}, 16)

@@ -24,6 +24,7 @@ from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.kernel.windows import lane_io, lanes_of, planes, split
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -165,14 +166,14 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(x + element(call) * numel(call.in_shapes[0]), outputs(call), x + size(call, "in", 1))]
 
 
-HOST = {"scale": host(scale), "scale_wgrad": host(scale_wgrad)}
-OPS = {"scale": Impl(bind, supports=supports, traffic=traffic), "scale_wgrad": Impl(bind_wgrad, supports=supports, traffic=streamed)}
-GRADIENTS = {"scale_wgrad": Gradient("scale", lambda ins, outs, v: (ins[0], v), of=(1,))}
+HOST = {Op("scale"): host(scale), Op("scale", "wgrad"): host(scale_wgrad)}
+OPS = {Op("scale"): Impl(bind, supports=supports, traffic=traffic), Op("scale", "wgrad"): Impl(bind_wgrad, supports=supports, traffic=streamed)}
+GRADIENTS = {Op("scale", "wgrad"): Gradient(Op("scale"), lambda ins, outs, v: (ins[0], v), of=(1,))}
 
 
 def cases() -> Iterator[Case]:
     """Both, of images and of series."""
     for shape in (*IMAGES, *SERIES):
         x, f, dy = normal(7, *shape), normal(8, *shape[:2]), normal(9, *shape)
-        yield Case("scale", label_of(shape), (x, f), ((shape, "float32"),))
-        yield Case("scale_wgrad", label_of(shape), (x, dy), ((shape[:2], "float32"),), {}, numel(shape[2:]))
+        yield Case(Op("scale"), label_of(shape), (x, f), ((shape, "float32"),))
+        yield Case(Op("scale", "wgrad"), label_of(shape), (x, dy), ((shape[:2], "float32"),), {}, numel(shape[2:]))

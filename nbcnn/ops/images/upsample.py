@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.kernel.windows import taps
+from nbcnn.plan.op import Op
 
 
 def upsample_fprop(x: np.ndarray, y: np.ndarray, *, factor: int) -> None:
@@ -51,9 +52,9 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return traffic_sum(call, call.attrs["factor"], call.attrs["factor"])
 
 
-HOST = {"upsample_fprop": host(upsample_fprop), "upsample_dgrad": host(upsample_dgrad)}
-OPS = {"upsample_fprop": Impl(bind_fprop, traffic=traffic_fprop), "upsample_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
-GRADIENTS = {"upsample_dgrad": Gradient("upsample_fprop", lambda ins, outs, v: (v,))}
+HOST = {Op("upsample", "fprop"): host(upsample_fprop), Op("upsample", "dgrad"): host(upsample_dgrad)}
+OPS = {Op("upsample", "fprop"): Impl(bind_fprop, traffic=traffic_fprop), Op("upsample", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {Op("upsample", "dgrad"): Gradient(Op("upsample", "fprop"), lambda ins, outs, v: (v,))}
 
 
 def cases(images: Shapes = IMAGES, factors: Sequence[int] = (1, 2, 3)) -> Iterator[Case]:
@@ -62,5 +63,5 @@ def cases(images: Shapes = IMAGES, factors: Sequence[int] = (1, 2, 3)) -> Iterat
         n, c, h, w = shape
         for factor in factors:
             large, label, attrs = (n, c, h * factor, w * factor), f"{label_of(shape)} ×{factor}", {"factor": factor}
-            yield Case("upsample_fprop", label, (normal(7, *shape),), ((large, "float32"),), attrs)
-            yield Case("upsample_dgrad", label, (normal(10, *large),), ((shape, "float32"),), attrs, factor**2)
+            yield Case(Op("upsample", "fprop"), label, (normal(7, *shape),), ((large, "float32"),), attrs)
+            yield Case(Op("upsample", "dgrad"), label, (normal(10, *large),), ((shape, "float32"),), attrs, factor**2)

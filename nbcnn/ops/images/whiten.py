@@ -28,6 +28,7 @@ from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -161,7 +162,7 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(2 * image, 8 * N, image), Traffic(read, outputs(call), image + 4 * C * H * W)]
 
 
-HOST, OPS = {"whiten": host(whiten)}, {"whiten": Impl(bind, scratch, supports, traffic=traffic)}
+HOST, OPS = {Op("whiten"): host(whiten)}, {Op("whiten"): Impl(bind, scratch, supports, traffic=traffic)}
 
 
 def cases(images: Shapes = ((2, 3, 4, 5), (1, 1, 5, 3), (3, 2, 6, 3))) -> Iterator[Case]:
@@ -170,4 +171,4 @@ def cases(images: Shapes = ((2, 3, 4, 5), (1, 1, 5, 3), (3, 2, 6, 3))) -> Iterat
         _, c, h, w = shape
         size = 5 if min(h, w) > 3 else 3
         ins = (normal(33, *shape), 0.1 * normal(32, c * h * w), normal(31, c * c * size**2))
-        yield Case("whiten", f"{label_of(shape)} by {size}×{size}", ins, ((shape, "float32"),), {"size": size, "contrast": 1e-3}, c * h * w)
+        yield Case(Op("whiten"), f"{label_of(shape)} by {size}×{size}", ins, ((shape, "float32"),), {"size": size, "contrast": 1e-3}, c * h * w)

@@ -17,6 +17,8 @@ from nbcnn.gpu.kernel_store import loaded
 from nbcnn.gpu.language import resolved
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.op import Op
+from nbcnn.plan.roles import Role, role
 
 Shape = tuple[int, ...]
 Out = tuple[Shape, str] | int
@@ -41,7 +43,7 @@ class Call:
     `in_dtypes`/`out_dtypes` say how the operands are stored (`nbcnn.plan.storage`): bfloat16 arrives as uint16.
     """
 
-    op: str
+    op: Op
     ins: tuple[Any, ...]
     outs: tuple[Any, ...]
     in_shapes: tuple[Shape, ...]
@@ -78,32 +80,23 @@ def planned_call(item: Any, layout: str) -> Call:
     return replace(bare_call(item.step, layout, item.how.tile), planes=planes)
 
 
-def is_filter(op: str, side: str, position: int) -> bool:
-    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S) or (C, T), not images or series.
-
-    So is everything about the filter of a state space model: parameters, the filter made of them, and their gradients.
-    """
-    if op.startswith("s4kernel"):
-        return True
-    if op == "dwconv1d_bwd":
-        return (side, position) in (("in", 2), ("out", 1))
-    return "conv" in op and op != "convert" and (side, position) == (("out", 0) if "wgrad" in op else ("in", 1))
+def is_filter(op: Op, side: str, position: int) -> bool:
+    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S) or (C, T), not images or series."""
+    return role(op, side, position) is Role.FILTER
 
 
-def stored_dtype(op: str, side: str, position: int, shape: Shape, dtype: str, store: str, attrs: Mapping[str, Any]) -> str:
+def stored_dtype(op: Op, side: str, position: int, shape: Shape, dtype: str, store: str, attrs: Mapping[str, Any]) -> str:
     """How a row that stores activations as `store` keeps an operand: activations and their gradients are float arrays of two axes or more."""
-    if op == "convert" and attrs["source" if side == "in" else "target"] == "NCHW":
+    if op == Op("convert") and attrs["source" if side == "in" else "target"] == "NCHW":
         return dtype  # the caller's own floats, outside the doors
     if dtype == "float32" and len(shape) >= 2 and not is_filter(op, side, position):
         return store
     return dtype
 
 
-def follows_layout(op: str, side: str, position: int, shape: Shape) -> bool:
+def follows_layout(op: Op, side: str, position: int, shape: Shape) -> bool:
     """True for an operand that an NHWC row stores as NHWC: images between the layers, not filters, not data sets."""
-    if op in ("gather", "convert") and side == "in":
-        return False
-    return len(shape) == 4 and not is_filter(op, side, position)
+    return len(shape) == 4 and role(op, side, position) not in (Role.FILTER, Role.TABLE, Role.GIVEN)
 
 
 class Launch:
@@ -122,14 +115,14 @@ class Launch:
         block: Any,
         args: Sequence[Any],
         shared: int = 0,
-        name: str = "",
+        name: str | Op = "",
         keep: Any = None,
         together: bool = False,
     ) -> None:
         self.keep, self.together = keep, together
         self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
         self._bound: Any = None
-        self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
+        self.name = str(name) or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
 
     def run(self, stream: Any = 0) -> None:
         """Enqueue the kernel on `stream` (the first run compiles it). Raises RuntimeError if blocks that need each other would not meet."""
@@ -154,9 +147,9 @@ class Launch:
 class HostCall:
     """A NumPy function with its arguments: the `cpu` row's counterpart of `Launch`."""
 
-    def __init__(self, function: Callable[..., None], args: Sequence[Any], attrs: Mapping[str, Any], name: str = "") -> None:
+    def __init__(self, function: Callable[..., None], args: Sequence[Any], attrs: Mapping[str, Any], name: str | Op = "") -> None:
         self.function, self.args, self.attrs = function, tuple(args), dict(attrs)
-        self.name = name or function.__name__
+        self.name = str(name) or function.__name__
 
     def run(self, stream: Any = 0) -> None:
         self.function(*self.args, **self.attrs)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.kernel.call import Out
+from nbcnn.plan.op import Op
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -33,7 +34,7 @@ class Case:
     terms  the longest sum behind one result: rounding grows with its square root.
     """
 
-    op: str
+    op: Op
     label: str
     ins: tuple[np.ndarray, ...]
     outs: tuple[Out, ...]
@@ -52,7 +53,7 @@ class Gradient:
     loss      the forward's value is a scalar, and the backward op takes no cotangent.
     """
 
-    forward: str
+    forward: Op
     operands: Callable[[Sequence[np.ndarray], Sequence[np.ndarray], np.ndarray], tuple[np.ndarray, ...]]
     of: tuple[int, ...] = (0,)
     beside: tuple[int, ...] = ()

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.bounds import STORE
+from nbcnn.plan.op import Op
 
-Ops = dict[str, Impl]
+Ops = dict[Op, Impl]
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class Row:
         """How activations are stored (`nbcnn.plan.storage`)."""
         return STORE[self.precision]
 
-    def chain(self, op: str) -> Iterator[tuple[str, Impl]]:
+    def chain(self, op: Op) -> Iterator[tuple[str, Impl]]:
         """The implementations of `op` in this row, first choice first, with the name of the fallback they come from."""
         return ((name, ops[op]) for name, ops in self.fallbacks if op in ops)
 
     @property
-    def ops(self) -> list[str]:
-        """The names of all ops in this row."""
+    def ops(self) -> list[Op]:
+        """All ops in this row, by their names."""
         return sorted({op for _, ops in self.fallbacks for op in ops})

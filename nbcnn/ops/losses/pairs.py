@@ -36,6 +36,7 @@ from nbcnn.ops.kernel.maps import launch_map
 from nbcnn.ops.kernel.reduce import QUADS, QUADS_PER_BLOCK, THREADS, add_partials, block_sum, f8, partial_bytes, sum_blocks
 from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
 from nbcnn.ops.kernel.traffic import Traffic, once, size, streamed
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 
@@ -235,20 +236,20 @@ def traffic_fprop(call: Call) -> list[Traffic]:
     return [once(read, 8 * grid), *([once(8 * grid, 8)] if grid > 1 else [])]
 
 
-def host_of(each: Pairwise) -> dict[str, Impl]:
+def host_of(each: Pairwise) -> dict[Op, Impl]:
     """The references of both passes of a loss."""
-    return {f"{each.name}_fprop": host(each.fprop), f"{each.name}_dgrad": host(each.dgrad)}
+    return {Op(each.name, "fprop"): host(each.fprop), Op(each.name, "dgrad"): host(each.dgrad)}
 
 
-def ops_of(each: Pairwise) -> dict[str, Impl]:
+def ops_of(each: Pairwise) -> dict[Op, Impl]:
     """The kernels of both passes of a loss, in every GPU row."""
     fprop, dgrad = Impl(each.bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(each.bind_dgrad, traffic=streamed)
-    return {f"{each.name}_fprop": fprop, f"{each.name}_dgrad": dgrad}
+    return {Op(each.name, "fprop"): fprop, Op(each.name, "dgrad"): dgrad}
 
 
 HOST = {op: impl for each in LOSSES.values() for op, impl in host_of(each).items()}
 OPS = {op: impl for each in LOSSES.values() for op, impl in ops_of(each).items()}
-GRADIENTS = {f"{name}_dgrad": Gradient(f"{name}_fprop", lambda ins, outs, v: (ins[0], ins[1]), loss=True) for name in LOSSES}
+GRADIENTS = {Op(name, "dgrad"): Gradient(Op(name, "fprop"), lambda ins, outs, v: (ins[0], ins[1]), loss=True) for name in LOSSES}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
@@ -260,5 +261,5 @@ def cases(images: Shapes = IMAGES) -> Iterator[Case]:
             if each.name == "bce":
                 target = np.clip(np.abs(target) / 2, 0, 1)
             attrs = dict(each.parameters)
-            yield Case(f"{each.name}_fprop", label, (y, target), (((), "float64"),), attrs, numel(shape))
-            yield Case(f"{each.name}_dgrad", label, (y, target), ((shape, "float32"),), attrs, 4)
+            yield Case(Op(each.name, "fprop"), label, (y, target), (((), "float64"),), attrs, numel(shape))
+            yield Case(Op(each.name, "dgrad"), label, (y, target), ((shape, "float32"),), attrs, 4)

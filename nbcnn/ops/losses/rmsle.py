@@ -24,6 +24,7 @@ from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.reduce import MAX_BLOCKS, THREADS, block_sum, f8, partial_bytes, sum_of
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 EPSILON = 1e-6
@@ -153,9 +154,9 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0) + size(call, "in", 1), outputs(call))]
 
 
-HOST = {"rmsle_fprop": host(rmsle_fprop), "rmsle_dgrad": host(rmsle_dgrad)}
-OPS = {"rmsle_fprop": Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), "rmsle_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
-GRADIENTS = {"rmsle_dgrad": Gradient("rmsle_fprop", lambda ins, outs, v: (ins[0], ins[1], outs[0]), loss=True)}
+HOST = {Op("rmsle", "fprop"): host(rmsle_fprop), Op("rmsle", "dgrad"): host(rmsle_dgrad)}
+OPS = {Op("rmsle", "fprop"): Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Op("rmsle", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {Op("rmsle", "dgrad"): Gradient(Op("rmsle", "fprop"), lambda ins, outs, v: (ins[0], ins[1], outs[0]), loss=True)}
 
 
 def cases() -> Iterator[Case]:
@@ -164,5 +165,5 @@ def cases() -> Iterator[Case]:
         y, target = normal(47, n, 1) + np.float32(0.8), np.abs(9 * normal(48, n, 1))
         p, t = (np.log1p(np.maximum(v.astype(np.float64), 0) + 1e-6) for v in (3 * y, target))
         loss = np.array(np.sqrt(np.square(p - t).mean()))
-        yield Case("rmsle_fprop", f"{n}", (y, target), (((), "float64"),), {"unit": 3.0}, n)
-        yield Case("rmsle_dgrad", f"{n}", (y, target, loss), (((n, 1), "float32"),), {"unit": 3.0}, 16)
+        yield Case(Op("rmsle", "fprop"), f"{n}", (y, target), (((), "float64"),), {"unit": 3.0}, n)
+        yield Case(Op("rmsle", "dgrad"), f"{n}", (y, target, loss), (((n, 1), "float32"),), {"unit": 3.0}, 16)

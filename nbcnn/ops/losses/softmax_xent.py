@@ -31,6 +31,7 @@ from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8, partial_bytes
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs, size
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 NAN = float("nan")
@@ -208,12 +209,12 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(p + labels * call.in_shapes[0][1], outputs(call), p + labels)]
 
 
-HOST = {"softmax_xent_fprop": host(softmax_xent_fprop), "softmax_xent_dgrad": host(softmax_xent_dgrad)}
+HOST = {Op("softmax_xent", "fprop"): host(softmax_xent_fprop), Op("softmax_xent", "dgrad"): host(softmax_xent_dgrad)}
 OPS = {
-    "softmax_xent_fprop": Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop),
-    "softmax_xent_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad),
+    Op("softmax_xent", "fprop"): Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop),
+    Op("softmax_xent", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad),
 }
-GRADIENTS = {"softmax_xent_dgrad": Gradient("softmax_xent_fprop", lambda ins, outs, v: (outs[0].astype(np.float32), ins[1]), loss=True)}
+GRADIENTS = {Op("softmax_xent", "dgrad"): Gradient(Op("softmax_xent", "fprop"), lambda ins, outs, v: (outs[0].astype(np.float32), ins[1]), loss=True)}
 
 
 def cases(logits_of: Shapes = ((1, 2), (5, 10), (37, 33), (2, 3, 3, 5))) -> Iterator[Case]:
@@ -223,5 +224,5 @@ def cases(logits_of: Shapes = ((1, 2), (5, 10), (37, 33), (2, 3, 3, 5))) -> Iter
         labels = np.random.default_rng(15).integers(0, shape[1], (shape[0], *shape[2:])).astype(np.int32)
         p = np.exp(logits.astype(np.float64))
         p = (p / p.sum(1, keepdims=True)).astype(np.float32)
-        yield Case("softmax_xent_fprop", label_of(shape), (logits, labels), ((shape, "float32"), ((), "float64")), {}, shape[1])
-        yield Case("softmax_xent_dgrad", label_of(shape), (p, labels), ((shape, "float32"),))
+        yield Case(Op("softmax_xent", "fprop"), label_of(shape), (logits, labels), ((shape, "float32"), ((), "float64")), {}, shape[1])
+        yield Case(Op("softmax_xent", "dgrad"), label_of(shape), (p, labels), ((shape, "float32"),))

@@ -16,6 +16,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case
+from nbcnn.plan.op import Op
 
 
 def sum_losses(*operands: np.ndarray) -> None:
@@ -53,11 +54,11 @@ def bind(call: Call) -> list[Launch]:
     return made
 
 
-HOST, OPS = {"sum_losses": host(sum_losses)}, {"sum_losses": Impl(bind)}
+HOST, OPS = {Op("sum_losses"): host(sum_losses)}, {Op("sum_losses"): Impl(bind)}
 
 
 def cases() -> Iterator[Case]:
     """Sums of two losses and of three."""
     for count in (2, 3):
         values = tuple(np.array(value, np.float64) for value in np.random.default_rng(41).standard_normal(count))
-        yield Case("sum_losses", f"{count} losses", values, (((), "float64"),), {}, count)
+        yield Case(Op("sum_losses"), f"{count} losses", values, (((), "float64"),), {}, count)

@@ -38,6 +38,7 @@ from nbcnn.ops.kernel.reduce import MAX_BLOCKS, THREADS, block_sum, f8, group_re
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs, size
 from nbcnn.ops.losses.softmax_xent import NAN, class_of, extents_of, grid_of, group_of, in_rows, like
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 NOTHING = -(2**31)
@@ -309,11 +310,15 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(p + 16 * rows * classes, outputs(call), p + labels + size(call, "in", 2) + 4)]
 
 
-HOST = {"xent_total": host(xent_total), "weighted_xent_fprop": host(weighted_xent_fprop), "weighted_xent_dgrad": host(weighted_xent_dgrad)}
+HOST = {
+    Op("xent_total"): host(xent_total),
+    Op("weighted_xent", "fprop"): host(weighted_xent_fprop),
+    Op("weighted_xent", "dgrad"): host(weighted_xent_dgrad),
+}
 OPS = {
-    "xent_total": Impl(bind_total, scratch_total, traffic=traffic_total),
-    "weighted_xent_fprop": Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop),
-    "weighted_xent_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad),
+    Op("xent_total"): Impl(bind_total, scratch_total, traffic=traffic_total),
+    Op("weighted_xent", "fprop"): Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop),
+    Op("weighted_xent", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad),
 }
 
 
@@ -321,7 +326,7 @@ def _operands(ins: Any, outs: Any, v: np.ndarray) -> tuple[np.ndarray, ...]:
     return outs[0].astype(np.float32), *ins[1:]
 
 
-GRADIENTS = {"weighted_xent_dgrad": Gradient("weighted_xent_fprop", _operands, loss=True)}
+GRADIENTS = {Op("weighted_xent", "dgrad"): Gradient(Op("weighted_xent", "fprop"), _operands, loss=True)}
 
 
 def cases(logits_of: Shapes = ((1, 2), (37, 33), (2, 3, 3, 5))) -> Iterator[Case]:
@@ -339,10 +344,10 @@ def cases(logits_of: Shapes = ((1, 2), (37, 33), (2, 3, 3, 5))) -> Iterator[Case
         p = (p / p.sum(1, keepdims=True)).astype(np.float32)
         attrs = {"smoothing": smoothing, "ignore": ignore, "share": share}
         loss = ((), "float64")
-        yield Case("xent_total", label, (labels, weights), (((1,), "float32"),), {"ignore": ignore}, labels.size)
-        yield Case("weighted_xent_fprop", label, (logits, labels, weights, total), ((shape, "float32"), loss, loss), attrs, classes)
-        yield Case("weighted_xent_dgrad", label, (p, labels, weights, total), ((shape, "float32"),), attrs)
+        yield Case(Op("xent_total"), label, (labels, weights), (((1,), "float32"),), {"ignore": ignore}, labels.size)
+        yield Case(Op("weighted_xent", "fprop"), label, (logits, labels, weights, total), ((shape, "float32"), loss, loss), attrs, classes)
+        yield Case(Op("weighted_xent", "dgrad"), label, (p, labels, weights, total), ((shape, "float32"),), attrs)
     nothing = np.full_like(labels, ignore)
     none = (logits, nothing, weights, np.zeros(1, np.float32))
-    yield Case("weighted_xent_fprop", "nothing counts", none, ((shape, "float32"), loss, loss), attrs, classes)
-    yield Case("weighted_xent_dgrad", "nothing counts", (p, *none[1:]), ((shape, "float32"),), attrs)
+    yield Case(Op("weighted_xent", "fprop"), "nothing counts", none, ((shape, "float32"), loss, loss), attrs, classes)
+    yield Case(Op("weighted_xent", "dgrad"), "nothing counts", (p, *none[1:]), ((shape, "float32"),), attrs)

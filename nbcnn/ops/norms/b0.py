@@ -25,6 +25,7 @@ from nbcnn.ops.norms.held import Held, slabs_of
 from nbcnn.ops.norms.plane import Slab, column_sum, plane_position, slab_of, steps
 from nbcnn.ops.norms.rows import launch_rows
 from nbcnn.ops.ptx.fast import larger
+from nbcnn.plan.op import Op
 
 PARTIALS = 4
 """Sums of every plane that the gradients add over the images; a fifth stays the plane's."""
@@ -322,9 +323,9 @@ def candidates(call: Call, target: Target) -> list[Held]:
 
     The simulator runs one block after another: there only the last.
     """
-    shape, layout, backward = call.in_shapes[0], call.layout, call.op.endswith("_grads")
+    shape, layout, backward = call.in_shapes[0], call.layout, call.op.direction == "grads"
     tensors = (2, 1) if backward else (1,)
-    alone = call.op.endswith("_infer") or target.simulated
+    alone = call.op.direction == "infer" or target.simulated
     at_once = [] if alone else slabs_of(shape, layout, 1, tensors, target.multiprocessors, at_once=True)
     return [*at_once, *slabs_of(shape, layout, 1, tensors, target.multiprocessors)]
 
@@ -337,4 +338,4 @@ def tile(call: Call, target: Target) -> Held | None:
 FPROP = Impl(bind_fprop, supports=maps.supports, tile=tile, candidates=candidates, traffic=traffic.b0_fprop)
 INFER = Impl(bind_infer, scratch_infer, maps.supports, tile, candidates=candidates, traffic=traffic.b0_infer)
 GRADS = Impl(bind_grads, scratch_grads, maps.supports, tile, candidates=candidates, traffic=traffic.b0_grads)
-OPS = {"evonorm_b0_fprop": FPROP, "evonorm_b0_infer": INFER, "evonorm_b0_grads": GRADS}
+OPS = {Op("evonorm_b0", "fprop"): FPROP, Op("evonorm_b0", "infer"): INFER, Op("evonorm_b0", "grads"): GRADS}

@@ -32,6 +32,7 @@ from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, size
 from nbcnn.ops.norms.b0 import CHANNEL_THREADS, PARTIALS, apply_kernel, dgrad_kernel, extents_of, over_images, planes_kernel, sums_kernel
 from nbcnn.ops.norms.rows import launch_rows
+from nbcnn.plan.op import Op
 
 ROWS = 4
 """Numbers of a rank and channel in `parts`."""
@@ -184,8 +185,8 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 
 OPS = {
-    "evonorm_b0_statistics": Impl(bind_statistics, supports=maps.supports, traffic=traffic_statistics),
-    "evonorm_b0_together": Impl(bind_together, supports=maps.supports, traffic=traffic_together),
-    "evonorm_b0_sums": Impl(bind_sums, scratch_sums, maps.supports, traffic=traffic_sums),
-    "evonorm_b0_dgrad": Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
+    Op("evonorm_b0", "statistics"): Impl(bind_statistics, supports=maps.supports, traffic=traffic_statistics),
+    Op("evonorm_b0", "together"): Impl(bind_together, supports=maps.supports, traffic=traffic_together),
+    Op("evonorm_b0", "sums"): Impl(bind_sums, scratch_sums, maps.supports, traffic=traffic_sums),
+    Op("evonorm_b0", "dgrad"): Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
 }

@@ -40,7 +40,7 @@ The mean is kept as one float32, so x − μ loses as many digits as μ has more
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,13 @@ from nbcnn.ops.norms.batch_reference import (
     batchnorm_sums,
     batchnorm_together,
 )
+from nbcnn.plan.op import Add, Keep, Map, Mask, Op, Part, undone
 
 
-def form_of(op: str) -> tuple[str, bool]:
+def form_of(op: Op) -> tuple[str, bool]:
     """The activation of an op, "" without one, and whether it adds another tensor before."""
-    form = op.removeprefix("batchnorm").rpartition("_")[0].removeprefix("_")
-    return form.removeprefix("add_"), form.startswith("add_")
+    masks = (part.name for part in op.before if isinstance(part, Mask))
+    return op.map or next(masks, ""), op.has(Add) or op.has(Keep)
 
 
 def _scalars(extent: Extent) -> tuple[np.int32, ...]:
@@ -103,7 +104,7 @@ def _apply(call: Call, kind: str, share: Share, extent: Extent, mean: Any, sprea
     """The launch that makes y of x and the statistics of every channel."""
     activation, plus = form_of(call.op)
     x, weight, bias = call.ins[:3]
-    kernel = batch_forward.apply_kernel(kind, share, activation, plus, call.op.endswith("_infer"))
+    kernel = batch_forward.apply_kernel(kind, share, activation, plus, call.op.direction == "infer")
     eps = np.float32(call.attrs.get("eps", 0))  # of variances alone: 1/deviation has it
     args = (x, call.ins[5] if plus else x, weight, bias, mean, spread, call.outs[0], *_scalars(extent), np.int32(1), eps)
     return Launch(kernel, extent.grid, share.threads, args)
@@ -280,36 +281,48 @@ _APPLY = Impl(bind_apply, supports=maps.supports, traffic=traffic_infer)
 _GRADS = Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads)
 FUSED = ("relu", "gelu", "relu6", "hard_swish", "swish")
 """The activations that a norm may apply: entries of the table of activations without parameters."""
-_FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")
-OPS = {
-    f"batchnorm{form}_{name}": each for form in _FORMS for name, each in (("fprop", _FPROP), ("infer", _INFER), ("apply", _APPLY), ("grads", _GRADS))
-}
+PLUS = (Add(), Map("relu"))
+"""What stands behind a norm at the end of a residual block."""
+FORMS: tuple[tuple[Part, ...], ...] = ((), *((Map(name),) for name in FUSED), PLUS)
+"""What may stand behind a norm in the same op."""
+OPS = {Op("batchnorm", name, after=form): each for form in FORMS for name, each in (("fprop", _FPROP), ("infer", _INFER), ("apply", _APPLY))}
+OPS |= {Op("batchnorm", "grads", before=undone(form)): _GRADS for form in FORMS}
 OPS |= {
-    "batchnorm_statistics": Impl(bind_statistics, scratch_fprop, maps.supports, traffic=traffic_statistics),
-    "batchnorm_together": Impl(bind_together, supports=maps.supports, traffic=traffic_together),
-    "batchnorm_sums": Impl(bind_sums, scratch_grads, maps.supports, traffic=traffic_sums),
+    Op("batchnorm", "statistics"): Impl(bind_statistics, scratch_fprop, maps.supports, traffic=traffic_statistics),
+    Op("batchnorm", "together"): Impl(bind_together, supports=maps.supports, traffic=traffic_together),
+    Op("batchnorm", "sums"): Impl(bind_sums, scratch_grads, maps.supports, traffic=traffic_sums),
 }
 SUMMED = ("relu", "relu6", "hard_swish")
 """The activations behind a norm of whose gradient another op makes the sums (`nbcnn.ops.conv_norm.gradient_sums`): those whose gradients are few
 instructions, so that the products of another tile cover them.
 """
 _DGRAD = Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad)
-OPS |= {f"batchnorm{form}_dgrad": _DGRAD for form in ("", *(f"_{name}" for name in SUMMED))}
-_PLAIN = (batchnorm_fprop, batchnorm_infer, batchnorm_grads, batchnorm_statistics, batchnorm_together, batchnorm_sums, batchnorm_dgrad)
-HOST = {reference.__name__: host(reference) for reference in _PLAIN}
-REFERENCES = {
-    reference.__name__: reference
-    for reference in (
-        *(reference for name in FUSED for reference in activated(ACTIVATIONS[name], name in SUMMED)),
-        *(batchnorm_apply, batchnorm_add_relu_fprop, batchnorm_add_relu_infer, batchnorm_add_relu_apply, batchnorm_add_relu_grads),
-    )
+SUMMED_FORMS: tuple[tuple[Part, ...], ...] = ((), *((Map(name),) for name in SUMMED))
+OPS |= {Op("batchnorm", "dgrad", before=undone(form)): _DGRAD for form in SUMMED_FORMS}
+_PLAIN: dict[str, Callable[..., None]] = {
+    "fprop": batchnorm_fprop,
+    "infer": batchnorm_infer,
+    "grads": batchnorm_grads,
+    "statistics": batchnorm_statistics,
+}
+_PLAIN |= {"together": batchnorm_together, "sums": batchnorm_sums, "dgrad": batchnorm_dgrad}
+HOST = {Op("batchnorm", name): host(reference) for name, reference in _PLAIN.items()}
+REFERENCES = {op: reference for name in FUSED for op, reference in activated(ACTIVATIONS[name], name in SUMMED).items()}
+REFERENCES |= {
+    Op("batchnorm", "apply"): batchnorm_apply,
+    Op("batchnorm", "fprop", after=PLUS): batchnorm_add_relu_fprop,
+    Op("batchnorm", "infer", after=PLUS): batchnorm_add_relu_infer,
+    Op("batchnorm", "apply", after=PLUS): batchnorm_add_relu_apply,
+    Op("batchnorm", "grads", before=undone(PLUS)): batchnorm_add_relu_grads,
 }
 GRADIENTS = {
-    f"batchnorm{form}_grads": Gradient(f"batchnorm{form}_fprop", lambda ins, outs, v: (v, *ins[:3], *outs[1:3]), beside=(1, 1))
-    for form in _FORMS[:-1]
+    Op("batchnorm", "grads", before=undone(form)): Gradient(
+        Op("batchnorm", "fprop", after=form), lambda ins, outs, v: (v, *ins[:3], *outs[1:3]), beside=(1, 1)
+    )
+    for form in FORMS[:-1]
 }
-GRADIENTS["batchnorm_add_relu_grads"] = Gradient(
-    "batchnorm_add_relu_fprop", lambda ins, outs, v: (v, ins[0], outs[0], ins[1], *outs[1:3]), of=(0, 5), beside=(1, 1)
+GRADIENTS[Op("batchnorm", "grads", before=undone(PLUS))] = Gradient(
+    Op("batchnorm", "fprop", after=PLUS), lambda ins, outs, v: (v, ins[0], outs[0], ins[1], *outs[1:3]), of=(0, 5), beside=(1, 1)
 )
 
 SHAPES = ((2, 3, 3, 5), (2, 8, 3, 3), (1, 4, 5, 7), (5, 17, 1, 2), (3, 16, 4, 3), (2, 128, 2, 3))
@@ -335,26 +348,35 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
         batchnorm_add_relu_fprop(*ins, other, *made, eps=1e-5, momentum=0.1)
         y, mean, rstd = made[:3]
         # The activations differ in one function, so that two shapes are enough for the later ones.
-        for form in _FORMS if shape in shapes[:2] else ("", "_relu", "_gelu", "_add_relu"):
-            plus = (other,) if form == "_add_relu" else ()
-            yield Case(f"batchnorm{form}_fprop", label, (*ins, *plus), outs, attrs, terms)
-            yield Case(f"batchnorm{form}_infer", label, (*ins, *plus), (image,), {"eps": 1e-5}, 4)
-            yield Case(f"batchnorm{form}_apply", label, (x, weight, bias, mean, rstd, *plus), (image,), {}, 4)
+        for form in FORMS if shape in shapes[:2] else ((), (Map("relu"),), (Map("gelu"),), PLUS):
+            plus = (other,) if form == PLUS else ()
+            yield Case(Op("batchnorm", "fprop", after=form), label, (*ins, *plus), outs, attrs, terms)
+            yield Case(Op("batchnorm", "infer", after=form), label, (*ins, *plus), (image,), {"eps": 1e-5}, 4)
+            yield Case(Op("batchnorm", "apply", after=form), label, (x, weight, bias, mean, rstd, *plus), (image,), {}, 4)
             if not plus:
-                yield Case(f"batchnorm{form}_grads", label, (dy, x, weight, bias, mean, rstd), (image, channel, channel), {}, terms)
+                yield Case(
+                    Op("batchnorm", "grads", before=undone(form)), label, (dy, x, weight, bias, mean, rstd), (image, channel, channel), {}, terms
+                )
                 sums = np.empty(2 * c, np.float32)
                 batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, *np.empty((2, c), np.float32))
-                if f"batchnorm{form}_dgrad" in OPS:
-                    yield Case(f"batchnorm{form}_dgrad", label, (dy, x, weight, bias, mean, rstd, sums), (image,), {}, terms)
+                if form in SUMMED_FORMS:
+                    yield Case(Op("batchnorm", "dgrad", before=undone(form)), label, (dy, x, weight, bias, mean, rstd, sums), (image,), {}, terms)
         for more in ((), (normal(69, *shape),)):
-            yield Case("batchnorm_add_relu_grads", label, (dy, x, y, weight, mean, rstd, *more), (image, image, channel, channel), {}, terms)
-        yield Case("batchnorm_statistics", label, (x,), (((9 * c,), "float32"),), {"ranks": 3, "rank": 1, "images": n}, terms)
+            yield Case(
+                Op("batchnorm", "grads", before=undone(PLUS)),
+                label,
+                (dy, x, y, weight, mean, rstd, *more),
+                (image, image, channel, channel),
+                {},
+                terms,
+            )
+        yield Case(Op("batchnorm", "statistics"), label, (x,), (((9 * c,), "float32"),), {"ranks": 3, "rank": 1, "images": n}, terms)
         rows = np.zeros((3, 3, c), np.float32)
         rows[:, 0], rows[:, 1], rows[:, 2] = [[2], [n], [0]], normal(67, 3, c), normal(68, 3, c) ** 2
-        yield Case("batchnorm_together", label, (*ins, rows.reshape(-1)), outs, attrs | {"ranks": 3}, terms)
+        yield Case(Op("batchnorm", "together"), label, (*ins, rows.reshape(-1)), outs, attrs | {"ranks": 3}, terms)
         sums = np.empty(2 * c, np.float32)
         batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, *np.empty((2, c), np.float32))
-        yield Case("batchnorm_sums", label, (dy, x, weight, bias, mean, rstd), (((2 * c,), "float32"), channel, channel), {}, terms)
+        yield Case(Op("batchnorm", "sums"), label, (dy, x, weight, bias, mean, rstd), (((2 * c,), "float32"), channel, channel), {}, terms)
 
 
 def real_cases() -> Iterator[Case]:

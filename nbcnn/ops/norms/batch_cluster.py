@@ -22,10 +22,11 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
-from nbcnn.ops.norms.batch import FUSED, form_of
+from nbcnn.ops.norms.batch import FORMS, form_of
 from nbcnn.ops.norms.batch_cluster_backward import grads_kernel
 from nbcnn.ops.norms.batch_cluster_forward import fprop_kernel
 from nbcnn.ops.norms.cluster_share import Layout, Tile, layout_of
+from nbcnn.plan.op import Op, undone
 
 SHARED, BLOCK_SHARED, RESERVED = 228 << 10, 227 << 10, 1 << 10
 """Bytes of shared memory of a multiprocessor, of a block at most, and that the driver keeps of every block."""
@@ -81,7 +82,7 @@ def _asked(call: Call) -> tuple[Shape, str, int, str, int]:
     Gradients at the end of a residual block, which move five tensors or six, lose in two: 28.0 µs for 512×512×4×4 where three launches take 27.7, and
     one wave 20.6.
     """
-    tensors = 2 if call.op.endswith("_grads") else 1
+    tensors = 2 if call.op.direction == "grads" else 1
     waves = 1 if tensors == 2 and form_of(call.op)[1] else WAVES
     return call.in_shapes[tensors - 1], kinds(call)[0], tensors, call.layout, waves
 
@@ -170,9 +171,5 @@ def _impl(bind: Any, traffic: Any) -> Impl:
     return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, **named)
 
 
-_FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")
-OPS = {
-    f"batchnorm{form}_{name}": each
-    for form in _FORMS
-    for name, each in (("fprop", _impl(bind_fprop, traffic_fprop)), ("grads", _impl(bind_grads, traffic_grads)))
-}
+OPS = dict.fromkeys((Op("batchnorm", "fprop", after=form) for form in FORMS), _impl(bind_fprop, traffic_fprop))
+OPS |= dict.fromkeys((Op("batchnorm", "grads", before=undone(form)) for form in FORMS), _impl(bind_grads, traffic_grads))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.activations.activation import Activation
+from nbcnn.plan.op import Map, Op, undone
 
 Array = np.ndarray
 
@@ -47,7 +48,7 @@ def batchnorm_grads(
     batchnorm_dgrad(dy, x, weight, bias, mean, rstd, sums, dx)
 
 
-def activated(each: Activation, summed: bool) -> tuple[Callable[..., None], ...]:
+def activated(each: Activation, summed: bool) -> dict[Op, Callable[..., None]]:
     """The references of a norm with an activation behind it; `summed`: with that of its gradient of which another op makes the sums."""
 
     def fprop(
@@ -75,9 +76,14 @@ def activated(each: Activation, summed: bool) -> tuple[Callable[..., None], ...]
         """`batchnorm_dgrad` of the gradient of f's input."""
         batchnorm_dgrad(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, sums, dx)
 
-    for function in (fprop, infer, apply, grads, dgrad):
-        function.__name__ = f"batchnorm_{each.name}_{function.__name__}"
-    return (fprop, infer, apply, grads, *([dgrad] if summed else []))
+    after = (Map(each.name),)
+    made: dict[Op, Callable[..., None]] = {
+        Op("batchnorm", "fprop", after=after): fprop,
+        Op("batchnorm", "infer", after=after): infer,
+        Op("batchnorm", "apply", after=after): apply,
+        Op("batchnorm", "grads", before=undone(after)): grads,
+    }
+    return made | ({Op("batchnorm", "dgrad", before=undone(after)): dgrad} if summed else {})
 
 
 def behind(each: Activation, dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:

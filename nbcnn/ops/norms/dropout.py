@@ -29,6 +29,7 @@ from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.update.advance import POSITION, example_state
 from nbcnn.ops.update.random import chosen, element_words, factor, threshold, words_of
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -101,10 +102,10 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0) + 4 * call.in_shapes[0][0], size(call, "out", 0))]
 
 
-HOST = {"dropout_fprop": host(dropout_fprop), "dropout_dgrad": host(dropout_dgrad)}
+HOST = {Op("dropout", "fprop"): host(dropout_fprop), Op("dropout", "dgrad"): host(dropout_dgrad)}
 _IMPL = Impl(bind, supports=maps.supports, traffic=traffic)
-OPS = {"dropout_fprop": _IMPL, "dropout_dgrad": _IMPL}
-GRADIENTS = {"dropout_dgrad": Gradient("dropout_fprop", lambda ins, outs, v: (v, *ins[1:3]))}
+OPS = {Op("dropout", "fprop"): _IMPL, Op("dropout", "dgrad"): _IMPL}
+GRADIENTS = {Op("dropout", "dgrad"): Gradient(Op("dropout", "fprop"), lambda ins, outs, v: (v, *ins[1:3]))}
 
 
 def cases(shapes: Shapes = (*IMAGES, (3, 5), (2, 3, 8))) -> Iterator[Case]:
@@ -112,5 +113,5 @@ def cases(shapes: Shapes = (*IMAGES, (3, 5), (2, 3, 8))) -> Iterator[Case]:
     order = np.random.default_rng(70).permutation(9).astype(np.int32)
     for shape in shapes:
         x, attrs, out = normal(71, *shape), {"p": 0.4, "stream": 2**31 + 5}, ((shape, "float32"),)
-        yield Case("dropout_fprop", label_of(shape), (x, order, example_state()), out, attrs)
-        yield Case("dropout_dgrad", label_of(shape), (x, order, example_state()), out, attrs)
+        yield Case(Op("dropout", "fprop"), label_of(shape), (x, order, example_state()), out, attrs)
+        yield Case(Op("dropout", "dgrad"), label_of(shape), (x, order, example_state()), out, attrs)

@@ -22,6 +22,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.traffic import streamed
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 32
@@ -67,8 +68,8 @@ def bind(call: Call) -> list[Launch]:
     return [Launch(fold_kernel(bool(b)), blocks(count, THREADS), THREADS, (*args, np.float32(call.attrs["eps"])))]
 
 
-REFERENCES = {"batchnorm_fold": batchnorm_fold}
-OPS = {"batchnorm_fold": Impl(bind, traffic=streamed)}
+REFERENCES = {Op("batchnorm", "fold"): batchnorm_fold}
+OPS = {Op("batchnorm", "fold"): Impl(bind, traffic=streamed)}
 
 
 def cases() -> Iterator[Case]:
@@ -77,4 +78,4 @@ def cases() -> Iterator[Case]:
         vectors = [normal(75 + i, filters) for i in range(5)]
         ins = (normal(74, filters * taps), *vectors[: 4 if biased else 3], vectors[4] ** 2)
         outs = (((filters * taps,), "float32"), ((filters,), "float32"))
-        yield Case("batchnorm_fold", f"{filters}·{taps}{' and a bias' if biased else ''}", ins, outs, {"eps": 1e-5}, 4)
+        yield Case(Op("batchnorm", "fold"), f"{filters}·{taps}{' and a bias' if biased else ''}", ins, outs, {"eps": 1e-5}, 4)

@@ -37,6 +37,7 @@ from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.norms import batch_backward, batch_forward
 from nbcnn.ops.norms.batch_forward import CHANNEL_THREADS
 from nbcnn.ops.norms.plane import column_sum
+from nbcnn.plan.op import Op
 
 Array = np.ndarray
 
@@ -341,12 +342,12 @@ def traffic_grads(call: Call) -> list[Traffic]:
     return [*made, once(both + kept + pulls + channel, size(call, "out", 0))]
 
 
-HOST = {"groupnorm_fprop": host(groupnorm_fprop), "groupnorm_grads": host(groupnorm_grads)}
+HOST = {Op("groupnorm", "fprop"): host(groupnorm_fprop), Op("groupnorm", "grads"): host(groupnorm_grads)}
 OPS = {
-    "groupnorm_fprop": Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop),
-    "groupnorm_grads": Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads),
+    Op("groupnorm", "fprop"): Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop),
+    Op("groupnorm", "grads"): Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads),
 }
-GRADIENTS = {"groupnorm_grads": Gradient("groupnorm_fprop", lambda ins, outs, v: (v, *ins[:2], *outs[1:]), beside=(1, 1))}
+GRADIENTS = {Op("groupnorm", "grads"): Gradient(Op("groupnorm", "fprop"), lambda ins, outs, v: (v, *ins[:2], *outs[1:]), beside=(1, 1))}
 
 SHAPES = (((1, 1, 5, 7), 1), ((2, 6, 3, 3), 3), ((1, 34, 2, 2), 1), ((1, 34, 3, 2), 17), ((2, 3, 3, 5), 3))
 """(N,C,H,W), groups: one channel; more channels than a warp; a group wider than one; groups of two; instances."""
@@ -361,8 +362,8 @@ def cases(shapes: Sequence[tuple[tuple[int, ...], int]] = SHAPES) -> Iterator[Ca
         label, terms = f"{label_of(shape)} {groups} groups", h * w * max(c // groups, n)
         statistics = np.empty((2, n * groups), np.float32)
         groupnorm_fprop(x, weight, bias, np.empty_like(x), *statistics, groups=groups, eps=1e-5)
-        yield Case("groupnorm_fprop", label, (x, weight, bias), (image, kept, kept), {"groups": groups, "eps": 1e-5}, terms)
-        yield Case("groupnorm_grads", label, (dy, x, weight, *statistics), (image, channel, channel), {"groups": groups}, terms)
+        yield Case(Op("groupnorm", "fprop"), label, (x, weight, bias), (image, kept, kept), {"groups": groups, "eps": 1e-5}, terms)
+        yield Case(Op("groupnorm", "grads"), label, (dy, x, weight, *statistics), (image, channel, channel), {"groups": groups}, terms)
 
 
 def real_cases() -> Iterator[Case]:

@@ -34,6 +34,7 @@ from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms.plane import column_sum
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Array = np.ndarray
@@ -347,10 +348,10 @@ def traffic_grads(call: Call) -> list[Traffic]:
     return [Traffic(2 * volume, 2 * volume, volume), *made, once(2 * volume, 2 * volume)] if _sizes(call, 1).planes else made
 
 
-HOST = {"layernorm_fprop": host(layernorm_fprop), "layernorm_grads": host(layernorm_grads)}
+HOST = {Op("layernorm", "fprop"): host(layernorm_fprop), Op("layernorm", "grads"): host(layernorm_grads)}
 OPS = {
-    "layernorm_fprop": Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop),
-    "layernorm_grads": Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads),
+    Op("layernorm", "fprop"): Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop),
+    Op("layernorm", "grads"): Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads),
 }
 
 
@@ -358,7 +359,7 @@ def _operands(ins: Any, outs: Any, v: np.ndarray) -> tuple[np.ndarray, ...]:
     return v, *ins[:2], *outs[1:]
 
 
-GRADIENTS = {"layernorm_grads": Gradient("layernorm_fprop", _operands, of=(0, 1, 2))}
+GRADIENTS = {Op("layernorm", "grads"): Gradient(Op("layernorm", "fprop"), _operands, of=(0, 1, 2))}
 
 
 def cases(shapes: Shapes = ((2, 7), (3, 40), (1, 3, 5, 3), (2, 8, 2, 3), (2, 3, 5))) -> Iterator[Case]:
@@ -369,8 +370,8 @@ def cases(shapes: Shapes = ((2, 7), (3, 40), (1, 3, 5, 3), (2, 8, 2, 3), (2, 3, 
         out, kept, each, label, terms = (shape, "float32"), ((n,), "float32"), ((volume,), "float32"), label_of(shape), max(volume, n)
         statistics = np.empty((2, n), np.float32)
         layernorm_fprop(x, weight, bias, np.empty_like(x), *statistics, eps=1e-5)
-        yield Case("layernorm_fprop", label, (x, weight, bias), (out, kept, kept), {"eps": 1e-5}, terms)
-        yield Case("layernorm_grads", label, (dy, x, weight, *statistics), (out, each, each), {}, terms)
+        yield Case(Op("layernorm", "fprop"), label, (x, weight, bias), (out, kept, kept), {"eps": 1e-5}, terms)
+        yield Case(Op("layernorm", "grads"), label, (dy, x, weight, *statistics), (out, each, each), {}, terms)
 
 
 def real_cases() -> Iterator[Case]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.plan.op import Op
 
 Array = np.ndarray
 
@@ -184,22 +185,19 @@ def _sigmoid(z: Array) -> tuple[Array, Array]:
 
 
 HOST = {
-    reference.__name__: host(reference)
-    for reference in (
-        evonorm_s0_fprop,
-        evonorm_s0_grads,
-        evonorm_b0_fprop,
-        evonorm_b0_infer,
-        evonorm_b0_grads,
-        evonorm_b0_statistics,
-        evonorm_b0_together,
-        evonorm_b0_sums,
-        evonorm_b0_dgrad,
-    )
+    Op("evonorm_s0", "fprop"): host(evonorm_s0_fprop),
+    Op("evonorm_s0", "grads"): host(evonorm_s0_grads),
+    Op("evonorm_b0", "fprop"): host(evonorm_b0_fprop),
+    Op("evonorm_b0", "infer"): host(evonorm_b0_infer),
+    Op("evonorm_b0", "grads"): host(evonorm_b0_grads),
+    Op("evonorm_b0", "statistics"): host(evonorm_b0_statistics),
+    Op("evonorm_b0", "together"): host(evonorm_b0_together),
+    Op("evonorm_b0", "sums"): host(evonorm_b0_sums),
+    Op("evonorm_b0", "dgrad"): host(evonorm_b0_dgrad),
 }
 GRADIENTS = {
-    "evonorm_s0_grads": Gradient("evonorm_s0_fprop", lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:]), beside=(1, 1, 1)),
-    "evonorm_b0_grads": Gradient("evonorm_b0_fprop", lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:5]), beside=(1, 1, 1)),
+    Op("evonorm_s0", "grads"): Gradient(Op("evonorm_s0", "fprop"), lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:]), beside=(1, 1, 1)),
+    Op("evonorm_b0", "grads"): Gradient(Op("evonorm_b0", "fprop"), lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:5]), beside=(1, 1, 1)),
 }
 
 NORMS = (
@@ -234,15 +232,15 @@ def norm_cases(norms: Sequence[tuple[tuple[int, ...], int, str]] = NORMS) -> Ite
         terms, image = max(n * h * w, h * w * (c // groups)), (shape, "float32")
         evonorm_s0_fprop(x, gamma, beta, v, y, *kept, groups=groups, eps=1e-5)
         outs = (image, *(((n * groups,), "float32"),) * 2)
-        yield Case("evonorm_s0_fprop", label, (x, gamma, beta, v), outs, {"groups": groups, "eps": 1e-5}, terms)
-        yield Case("evonorm_s0_grads", label, (dy, x, gamma, v, *kept), (image, *(channel,) * 3), {"groups": groups}, terms)
+        yield Case(Op("evonorm_s0", "fprop"), label, (x, gamma, beta, v), outs, {"groups": groups, "eps": 1e-5}, terms)
+        yield Case(Op("evonorm_s0", "grads"), label, (dy, x, gamma, v, *kept), (image, *(channel,) * 3), {"groups": groups}, terms)
         label, terms = f"{'×'.join(map(str, shape))} {values}", n * h * w
         planes, channels = np.empty((2, n * c), np.float32), np.empty((3, c), np.float32)
         evonorm_b0_fprop(x, gamma, beta, v, running, y, *planes, *channels, eps=1e-3, momentum=0.1)
         b0_outs = (image, *(((n * c,), "float32"),) * 2, *(channel,) * 2, 4)
-        yield Case("evonorm_b0_fprop", label, (x, gamma, beta, v, running), b0_outs, {"eps": 1e-3, "momentum": 0.1}, terms)
-        yield Case("evonorm_b0_infer", label, (x, gamma, beta, v, running), (image,), {"eps": 1e-3}, h * w)
-        yield Case("evonorm_b0_grads", label, (dy, x, gamma, v, *planes, *channels[:2]), (image, *(channel,) * 3), {}, terms)
+        yield Case(Op("evonorm_b0", "fprop"), label, (x, gamma, beta, v, running), b0_outs, {"eps": 1e-3, "momentum": 0.1}, terms)
+        yield Case(Op("evonorm_b0", "infer"), label, (x, gamma, beta, v, running), (image,), {"eps": 1e-3}, h * w)
+        yield Case(Op("evonorm_b0", "grads"), label, (dy, x, gamma, v, *planes, *channels[:2]), (image, *(channel,) * 3), {}, terms)
         yield from _ranks_cases(label, (dy, x, gamma, beta, v, running), planes, channels[:2], terms)
 
 
@@ -251,21 +249,28 @@ def _ranks_cases(label: str, ins: Sequence[np.ndarray], planes: np.ndarray, chan
     dy, x, gamma, beta, v, running = ins
     n, c, *_ = x.shape
     image, plane, channel, parts = ((s, "float32") for s in (x.shape, (n * c,), (c,), (12 * c,)))
-    yield Case("evonorm_b0_statistics", label, (x,), (plane, plane, parts), {"eps": 1e-3, "ranks": 3, "rank": 1, "images": n}, terms)
+    yield Case(Op("evonorm_b0", "statistics"), label, (x,), (plane, plane, parts), {"eps": 1e-3, "ranks": 3, "rank": 1, "images": n}, terms)
     rows = np.zeros((3, 4, c), np.float32)
     rows[:, 0] = [[2], [n], [0]]
     rows[:, 1], rows[:, 2], rows[:, 3] = x[0, :, 0, 0] + normal(46, 3, c), normal(47, 3, c), normal(48, 3, c) ** 2
     kept = {"eps": 1e-3, "momentum": 0.1, "ranks": 3}
-    yield Case("evonorm_b0_together", label, (x, gamma, beta, v, running, planes[1], rows.reshape(-1)), (image, channel, channel, 4), kept, terms)
+    yield Case(
+        Op("evonorm_b0", "together"), label, (x, gamma, beta, v, running, planes[1], rows.reshape(-1)), (image, channel, channel, 4), kept, terms
+    )
     own, batch, *grads = np.empty(n * c, np.float32), *np.empty((4, c), np.float32)
     evonorm_b0_sums(dy, x, gamma, v, planes[1], channels[1], own, batch, *grads)
     # A sum errs by roundings of its terms: where they cancel, as three pixels may, that is more of what is left.
     mask, d, h = _branches(dy, x, gamma, v, planes[1], channels[1])
     cancelled = float(np.linalg.norm((~mask * np.abs(h * x / (d * d))).sum((0, 2, 3))) / (np.linalg.norm(batch) or 1))
     yield Case(
-        "evonorm_b0_sums", label, (dy, x, gamma, v, planes[1], channels[1]), (plane, *(channel,) * 4), {}, math.ceil(terms * max(cancelled, 1.0) ** 2)
+        Op("evonorm_b0", "sums"),
+        label,
+        (dy, x, gamma, v, planes[1], channels[1]),
+        (plane, *(channel,) * 4),
+        {},
+        math.ceil(terms * max(cancelled, 1.0) ** 2),
     )
-    yield Case("evonorm_b0_dgrad", label, (dy, x, gamma, v, *planes, *channels, own, batch), (image,), {}, terms)
+    yield Case(Op("evonorm_b0", "dgrad"), label, (dy, x, gamma, v, *planes, *channels, own, batch), (image,), {}, terms)
 
 
 def cases() -> Iterator[Case]:

@@ -21,6 +21,7 @@ from nbcnn.ops.norms.held import Held, slabs_of
 from nbcnn.ops.norms.plane import Slab, column_sum, group_sum, slab_of, slab_position, steps
 from nbcnn.ops.norms.rows import launch_rows
 from nbcnn.ops.norms.sigmoid import both_sides
+from nbcnn.plan.op import Op
 
 PARTIALS = 3
 """Sums of every plane that the gradients of the parameters are made of."""
@@ -185,4 +186,4 @@ def tile(call: Call, target: Target) -> Held | None:
 
 FPROP = Impl(bind_fprop, supports=maps.supports, tile=tile, candidates=candidates, traffic=traffic.s0_fprop)
 GRADS = Impl(bind_grads, scratch_grads, maps.supports, tile, candidates=candidates, traffic=traffic.s0_grads)
-OPS = {"evonorm_s0_fprop": FPROP, "evonorm_s0_grads": GRADS}
+OPS = {Op("evonorm_s0", "fprop"): FPROP, Op("evonorm_s0", "grads"): GRADS}

@@ -31,6 +31,7 @@ from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.tiles import partial_bytes
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs
+from nbcnn.plan.op import Op
 
 ACROSS, DOWN = 32, 8
 """Block of the simple kernel."""
@@ -119,7 +120,7 @@ def engine(conv: Impl) -> Impl:
         images = M // side**2
         return replace(
             call,
-            op="conv_fprop",
+            op=Op("conv", "fprop"),
             in_shapes=((images, K, side, side), (N, K, 1, 1)),
             out_shapes=((images, N, side, side),),
             attrs={"stride": 1, "pad": 0},
@@ -153,10 +154,10 @@ IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*e
 SIMPLE = Impl(bind_simple, supports=supports, traffic=traffic_simple)
 
 
-HOST = {"gemm": host(gemm)}
+HOST = {Op("gemm"): host(gemm)}
 
 
 def cases(sizes: Shapes = ((5, 7, 3), (33, 64, 40), (20, 36, 9))) -> Iterator[Case]:
     """Products of matrices, sizes M, K, N."""
     for m, k, n in sizes:
-        yield Case("gemm", label_of((m, k, n)), (normal(24, m, k), normal(25, n, k)), (((m, n), "float32"),), {}, k)
+        yield Case(Op("gemm"), label_of((m, k, n)), (normal(24, m, k), normal(25, n, k)), (((m, n), "float32"),), {}, k)

@@ -24,6 +24,7 @@ from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.update.advance import POSITION, example_state
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -78,7 +79,7 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(4 * sum(numel(shape) for shape in call.out_shapes), outputs(call))]
 
 
-HOST, OPS = {"gather_windows": host(gather_windows)}, {"gather_windows": Impl(bind, traffic=traffic)}
+HOST, OPS = {Op("gather_windows"): host(gather_windows)}, {Op("gather_windows"): Impl(bind, traffic=traffic)}
 
 
 def cases() -> Iterator[Case]:
@@ -86,4 +87,4 @@ def cases() -> Iterator[Case]:
     order = np.array([4, 0, 5, 1, 3, 2], np.int32)
     rows, targets, starts = normal(23, 40 * 3), normal(24, 40), np.array([30, 0, 7, 21, 12, 3], np.int32)
     wanted = (((3, 3, 9), "float32"), ((3,), "float32"))
-    yield Case("gather_windows", "3 of 6", (rows, targets, starts, order, example_state()), wanted)
+    yield Case(Op("gather_windows"), "3 of 6", (rows, targets, starts, order, example_state()), wanted)

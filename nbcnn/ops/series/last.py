@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -96,14 +97,14 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0), outputs(call))]
 
 
-HOST = {"last_fprop": host(last_fprop), "last_dgrad": host(last_dgrad)}
-OPS = {"last_fprop": Impl(bind_fprop, traffic=traffic_fprop), "last_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
-GRADIENTS = {"last_dgrad": Gradient("last_fprop", lambda ins, outs, v: (v,))}
+HOST = {Op("last", "fprop"): host(last_fprop), Op("last", "dgrad"): host(last_dgrad)}
+OPS = {Op("last", "fprop"): Impl(bind_fprop, traffic=traffic_fprop), Op("last", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {Op("last", "dgrad"): Gradient(Op("last", "fprop"), lambda ins, outs, v: (v,))}
 
 
 def cases() -> Iterator[Case]:
     """Both passes: one of everything, no multiple of four, more than a warp."""
     for n, c, length in SERIES:
         label, one, dy = label_of((n, c, length)), ((n, c, length), "float32"), normal(46, n, c, length)
-        yield Case("last_fprop", label, (dy,), (((n, c), "float32"),))
-        yield Case("last_dgrad", label, (dy[:, :, 0].copy(),), (one,))
+        yield Case(Op("last", "fprop"), label, (dy,), (((n, c), "float32"),))
+        yield Case(Op("last", "dgrad"), label, (dy[:, :, 0].copy(),), (one,))

@@ -27,6 +27,7 @@ from nbcnn.ops.images.convert import traffic_transpose, transpose
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.op import Map, Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE, numpy_dtype
 
@@ -61,8 +62,8 @@ def pwconv1d_glu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, *rest: np.nd
         y += each
 
 
-HOST = {"pwconv1d_fprop": host(pwconv1d_fprop), "pwconv1d_dgrad": host(pwconv1d_dgrad), "pwconv1d_wgrad": host(pwconv1d_wgrad)}
-REFERENCES = {"pwconv1d_glu_fprop": pwconv1d_glu_fprop}
+HOST = {Op("pwconv1d", "fprop"): host(pwconv1d_fprop), Op("pwconv1d", "dgrad"): host(pwconv1d_dgrad), Op("pwconv1d", "wgrad"): host(pwconv1d_wgrad)}
+REFERENCES = {Op("pwconv1d", "fprop", after=(Map("glu"),)): pwconv1d_glu_fprop}
 """The reference of the fused op, which only row im2col has (pwconv1d_gated.py)."""
 
 
@@ -75,7 +76,7 @@ def as_convolution(call: Call, layout: str) -> Call:
     """The 1×1 convolution that a call means; its arrays are still those of the series."""
     return replace(
         call,
-        op=call.op.replace("pwconv1d", "conv"),
+        op=replace(call.op, kind="conv"),
         in_shapes=tuple(map(_as_image, call.in_shapes)),
         out_shapes=tuple(map(_as_image, call.out_shapes)),
         attrs={"stride": 1, "pad": 0},
@@ -128,7 +129,7 @@ def _traffic_of_transposes(call: Call, side: str) -> list[Traffic]:
             shapes, dtypes = (call.in_shapes, call.in_dtypes) if side == "in" else (call.out_shapes, call.out_dtypes)
             (n, c, length), dtype = shapes[operand], dtypes[operand] if dtypes else "float32"
             rows, cols = (c, length) if side == "in" else (length, c)
-            transposed = Call("convert", (), (), ((n, rows, cols),), ((n, cols, rows),), in_dtypes=(dtype,), out_dtypes=(dtype,))
+            transposed = Call(Op("convert"), (), (), ((n, rows, cols),), ((n, cols, rows),), in_dtypes=(dtype,), out_dtypes=(dtype,))
             made += traffic_transpose(transposed, n, rows, cols)
     return made
 
@@ -136,7 +137,7 @@ def _traffic_of_transposes(call: Call, side: str) -> list[Traffic]:
 def _transpose(source: Any, target: Any, dtype: str, batch: int, rows: int, cols: int) -> list[Launch]:
     """target (batch, cols, rows) from source (batch, rows, cols)."""
     shapes = ((batch, rows, cols),), ((batch, cols, rows),)
-    return transpose(Call("convert", (source,), (target,), *shapes, in_dtypes=(dtype,), out_dtypes=(dtype,)), batch, rows, cols)
+    return transpose(Call(Op("convert"), (source,), (target,), *shapes, in_dtypes=(dtype,), out_dtypes=(dtype,)), batch, rows, cols)
 
 
 def _through(impl: Impl, layout: str) -> Impl:
@@ -174,19 +175,19 @@ def _through(impl: Impl, layout: str) -> Impl:
     )
 
 
-def straight(ops: dict[str, Impl]) -> dict[str, Impl]:
+def straight(ops: dict[Op, Impl]) -> dict[Op, Impl]:
     """The three passes by an engine for NCHW images."""
-    return {f"pwconv1d_{path}": _through(ops[f"conv_{path}"], "NCHW") for path in PATHS if f"conv_{path}" in ops}
+    return {Op("pwconv1d", path): _through(ops[Op("conv", path)], "NCHW") for path in PATHS if Op("conv", path) in ops}
 
 
-def transposed(ops: dict[str, Impl]) -> dict[str, Impl]:
+def transposed(ops: dict[Op, Impl]) -> dict[Op, Impl]:
     """The three passes by an engine for NHWC images."""
-    return {f"pwconv1d_{path}": _through(ops[f"conv_{path}"], "NHWC") for path in PATHS if f"conv_{path}" in ops}
+    return {Op("pwconv1d", path): _through(ops[Op("conv", path)], "NHWC") for path in PATHS if Op("conv", path) in ops}
 
 
 GRADIENTS = {
-    "pwconv1d_dgrad": Gradient("pwconv1d_fprop", lambda ins, outs, v: (v, ins[1])),
-    "pwconv1d_wgrad": Gradient("pwconv1d_fprop", lambda ins, outs, v: (ins[0], v), of=(1,)),
+    Op("pwconv1d", "dgrad"): Gradient(Op("pwconv1d", "fprop"), lambda ins, outs, v: (v, ins[1])),
+    Op("pwconv1d", "wgrad"): Gradient(Op("pwconv1d", "fprop"), lambda ins, outs, v: (ins[0], v), of=(1,)),
 }
 
 MEAN_POINTWISE = ((1, 1, 1, 1), (2, 3, 5, 7), (3, 4, 9, 13), (2, 20, 7, 6))
@@ -199,11 +200,11 @@ def pointwise_cases(n: int, c: int, length: int, k: int) -> Iterator[Case]:
     x, w, b, dy = normal(35, n, c, length), normal(36, k, c), normal(37, k), normal(38, n, k, length)
     y, dw, db = ((n, k, length), "float32"), ((k, c), "float32"), ((k,), "float32")
     label = f"{n}×{c}×{length} to {k}"
-    yield Case("pwconv1d_fprop", label, (x, w), (y,), {}, c)
-    yield Case("pwconv1d_fprop", label + " bias", (x, w, b), (y,), {}, c + 1)
-    yield Case("pwconv1d_dgrad", label, (dy, w), (((n, c, length), "float32"),), {}, k)
-    yield Case("pwconv1d_wgrad", label, (x, dy), (dw,), {}, n * length)
-    yield Case("pwconv1d_wgrad", label + " bias", (x, dy), (dw, db), {}, n * length)
+    yield Case(Op("pwconv1d", "fprop"), label, (x, w), (y,), {}, c)
+    yield Case(Op("pwconv1d", "fprop"), label + " bias", (x, w, b), (y,), {}, c + 1)
+    yield Case(Op("pwconv1d", "dgrad"), label, (dy, w), (((n, c, length), "float32"),), {}, k)
+    yield Case(Op("pwconv1d", "wgrad"), label, (x, dy), (dw,), {}, n * length)
+    yield Case(Op("pwconv1d", "wgrad"), label + " bias", (x, dy), (dw, db), {}, n * length)
 
 
 def gated_cases(shapes: Sequence[tuple[int, int, int, int]] = MEAN_GATED) -> Iterator[Case]:
@@ -214,7 +215,7 @@ def gated_cases(shapes: Sequence[tuple[int, int, int, int]] = MEAN_GATED) -> Ite
         for plus in ((), (r,)):
             for kept in ((), (z,)):
                 label = f"{n}×{c}×{length} to {channels}" + " added" * bool(plus) + " kept" * bool(kept)
-                yield Case("pwconv1d_glu_fprop", label, (x, w, b, *plus), (y, *kept), {}, c + 1)
+                yield Case(Op("pwconv1d", "fprop", after=(Map("glu"),)), label, (x, w, b, *plus), (y, *kept), {}, c + 1)
 
 
 def cases() -> Iterator[Case]:

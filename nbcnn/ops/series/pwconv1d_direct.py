@@ -41,6 +41,7 @@ from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.ptx.vector import store4
 from nbcnn.ops.series.loaders import series_columns, series_rows
 from nbcnn.ops.series.pwconv1d import as_convolution
+from nbcnn.plan.op import Op
 
 ALONG = 4
 """fprop and dgrad move so many hours at a time: L is a multiple of it."""
@@ -149,7 +150,7 @@ def channels_product(tile: Tile, vector_out: bool, bias: bool) -> Any:
 
 def extents(call: Call) -> tuple[int, int, int]:
     """GM, GN, GK of a call."""
-    if call.op.endswith("wgrad"):
+    if call.op.direction == "wgrad":
         (n, c, length), (_, k, _) = call.in_shapes
         return k, c, n * length
     (n, summed, length), (_, made, _) = call.in_shapes[0], call.out_shapes[0]
@@ -228,7 +229,7 @@ def candidates_wgrad(call: Call, target: Target) -> Sequence[Tile]:
 def pack(call: Call) -> np.ndarray:
     """w (K,C) with the channels summed down its rows, rows padded to 4."""
     inner = as_convolution(call, "NHWC")
-    return im2col.pack_fprop(inner) if call.op.endswith("fprop") else im2col.pack_dgrad(inner)
+    return im2col.pack_fprop(inner) if call.op.direction == "fprop" else im2col.pack_dgrad(inner)
 
 
 def traffic(call: Call) -> list[Traffic]:
@@ -251,10 +252,10 @@ def _first(candidates: Any) -> Any:
 
 
 _HOURS = Impl(bind, supports=supports_hours, tile=_first(candidates), pack=pack, candidates=candidates, traffic=traffic)
-OPS: dict[str, Impl] = {
-    "pwconv1d_fprop": _HOURS,
-    "pwconv1d_dgrad": _HOURS,
-    "pwconv1d_wgrad": Impl(
+OPS: dict[Op, Impl] = {
+    Op("pwconv1d", "fprop"): _HOURS,
+    Op("pwconv1d", "dgrad"): _HOURS,
+    Op("pwconv1d", "wgrad"): Impl(
         bind_wgrad, scratch_wgrad, supports=supports_wgrad, tile=_first(candidates_wgrad), candidates=candidates_wgrad, traffic=traffic_wgrad
     ),
 }

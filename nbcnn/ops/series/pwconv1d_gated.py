@@ -30,6 +30,7 @@ from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.ptx.vector import load4, store4
 from nbcnn.ops.series import pwconv1d_direct
 from nbcnn.ops.series.loaders import series_columns
+from nbcnn.plan.op import Map, Op
 
 ROWS = 8
 """TM of the tiles that have p and q in one thread."""
@@ -151,8 +152,8 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(read, 4 * C * GN * (1 if len(call.out_shapes) == 1 else 3), 4 * GK * (GN + GM) + added)]
 
 
-OPS: dict[str, Impl] = {
-    "pwconv1d_glu_fprop": Impl(
+OPS: dict[Op, Impl] = {
+    Op("pwconv1d", "fprop", after=(Map("glu"),)): Impl(
         bind,
         supports=pwconv1d_direct.supports_hours,
         tile=lambda call, target: candidates(call, target)[0],

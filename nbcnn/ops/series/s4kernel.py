@@ -35,6 +35,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.reduce import f8
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 FPROP_THREADS = 64
@@ -235,12 +236,12 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(asked + states * size(call, "in", 0), outputs(call), distinct + size(call, "in", 0))]
 
 
-HOST = {"s4kernel_fprop": host(s4kernel_fprop), "s4kernel_dgrad": host(s4kernel_dgrad)}
+HOST = {Op("s4kernel", "fprop"): host(s4kernel_fprop), Op("s4kernel", "dgrad"): host(s4kernel_dgrad)}
 OPS = {
-    "s4kernel_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
-    "s4kernel_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+    Op("s4kernel", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
+    Op("s4kernel", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
 }
-GRADIENTS = {"s4kernel_dgrad": Gradient("s4kernel_fprop", lambda ins, outs, v: (v, *ins), of=(0, 1, 2, 3, 4))}
+GRADIENTS = {Op("s4kernel", "dgrad"): Gradient(Op("s4kernel", "fprop"), lambda ins, outs, v: (v, *ins), of=(0, 1, 2, 3, 4))}
 
 
 def cases() -> Iterator[Case]:
@@ -250,6 +251,6 @@ def cases() -> Iterator[Case]:
         a_re, a_im = 0.5 * normal(40, c, states) + np.float32(slow / 2), 2 * normal(41, c, states) * np.float32(np.exp(slow / 2))
         params = (log_dt, a_re, a_im, normal(42, c, states), normal(43, c, states))
         label = f"{c} channels, {states} states, {taps} taps" + (", slow" if slow else "")
-        yield Case("s4kernel_fprop", label, params, (((c, taps), "float32"),))
+        yield Case(Op("s4kernel", "fprop"), label, params, (((c, taps), "float32"),))
         grads = tuple((p.shape, "float32") for p in params)
-        yield Case("s4kernel_dgrad", label, (normal(44, c, taps), *params), grads)
+        yield Case(Op("s4kernel", "dgrad"), label, (normal(44, c, taps), *params), grads)

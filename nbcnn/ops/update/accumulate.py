@@ -31,6 +31,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.maps import launch_map
 from nbcnn.ops.kernel.traffic import Traffic, once, size
+from nbcnn.plan.op import Op
 
 COUNTED = 4
 """Elements of `counted`."""
@@ -146,8 +147,8 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0) * (1 if call.attrs["first"] else 2), size(call, "out", 0))]
 
 
-HOST = {"weigh_part": host(weigh_part), "accumulate": host(accumulate)}
-OPS = {"weigh_part": Impl(bind_weigh, traffic=traffic_weigh), "accumulate": Impl(bind, traffic=traffic)}
+HOST = {Op("weigh_part"): host(weigh_part), Op("accumulate"): host(accumulate)}
+OPS = {Op("weigh_part"): Impl(bind_weigh, traffic=traffic_weigh), Op("accumulate"): Impl(bind, traffic=traffic)}
 
 
 def cases(count: int = 1003) -> Iterator[Case]:
@@ -155,11 +156,11 @@ def cases(count: int = 1003) -> Iterator[Case]:
     g, total, counted = normal(18, count), normal(19, count), np.array([3.0, 8.0, 3.0, 0.125])
     for first, last in ((True, False), (False, False), (False, True)):
         ends = {"first": first, "last": last}
-        yield Case("accumulate", "first" if first else "last" if last else "between", (g, total, counted), (0 if last else 1,), ends, 2)
+        yield Case(Op("accumulate"), "first" if first else "last" if last else "between", (g, total, counted), (0 if last else 1,), ends, 2)
     loss, scalar = np.array(0.5), ((), "float64")
     for label, given, root in (("examples", (), False), ("labels", (np.array(1.5), np.array([2.5], np.float32)), False), ("root", (), True)):
         for first in (True, False):
             attrs: dict[str, Any] = {"images": 4, "examples": 8, "first": first, "share": 1.0 if root else 0.5, "root": root}
-            yield Case("weigh_part", f"{label}{' first' if first else ''}", (loss, counted, *given), (1, scalar, scalar), attrs, 2)
+            yield Case(Op("weigh_part"), f"{label}{' first' if first else ''}", (loss, counted, *given), (1, scalar, scalar), attrs, 2)
     nothing = {"images": 4, "examples": 8, "first": True, "share": 1.0, "root": False}
-    yield Case("weigh_part", "nothing counts", (loss, counted, np.array(0.0), np.zeros(1, np.float32)), (1, scalar, scalar), nothing)
+    yield Case(Op("weigh_part"), "nothing counts", (loss, counted, np.array(0.0), np.zeros(1, np.float32)), (1, scalar, scalar), nothing)

@@ -25,6 +25,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.update.advance import example_state
 from nbcnn.ops.update.rule import CLIPPED, PLAIN, Rule, example_rates
+from nbcnn.plan.op import Op
 
 f8: Any = types.float64
 
@@ -95,13 +96,13 @@ def bind(call: Call) -> list[Launch]:
     return (ADAMW if call.attrs.get("decoupled") else ADAM).bind(call)
 
 
-HOST, OPS = {"adam": host(adam)}, {"adam": Impl(bind, traffic=ADAM.traffic)}
+HOST, OPS = {Op("adam"): host(adam)}, {Op("adam"): Impl(bind, traffic=ADAM.traffic)}
 
 
 def cases(count: int = 1003) -> Iterator[Case]:
     """`count` weights, plain and regularised."""
     w, g, m, v, state = normal(17, count), normal(18, count), normal(19, count), normal(20, count) ** 2, example_state()
     norm, betas = np.array(np.linalg.norm(g.astype(np.float64))), {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-    yield Case("adam", "plain", (w, g, m, v, example_rates(), state), (0, 2, 3, 5), betas | PLAIN, 4)
-    yield Case("adam", "clipped, decayed", (w, g, m, v, example_rates(), state, norm), (0, 2, 3, 5), betas | CLIPPED, 4)
-    yield Case("adam", "decoupled", (w, g, m, v, example_rates(), state, norm), (0, 2, 3, 5), betas | CLIPPED | {"decoupled": True}, 4)
+    yield Case(Op("adam"), "plain", (w, g, m, v, example_rates(), state), (0, 2, 3, 5), betas | PLAIN, 4)
+    yield Case(Op("adam"), "clipped, decayed", (w, g, m, v, example_rates(), state, norm), (0, 2, 3, 5), betas | CLIPPED, 4)
+    yield Case(Op("adam"), "decoupled", (w, g, m, v, example_rates(), state, norm), (0, 2, 3, 5), betas | CLIPPED | {"decoupled": True}, 4)

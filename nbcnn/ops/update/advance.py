@@ -34,6 +34,7 @@ from nbcnn.gpu.language import i8, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.traffic import Traffic, once
+from nbcnn.plan.op import Op
 
 STATE_SIZE, SUMS_SIZE = 8, 4
 STEP, EPOCH, POSITION, SEED, NONFINITE = range(5)
@@ -91,15 +92,15 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(8 * (len(call.in_shapes) - 2) + 16 + 16, 16 + 24)]
 
 
-HOST, OPS = {"advance": host(advance)}, {"advance": Impl(bind, traffic=traffic)}
+HOST, OPS = {Op("advance"): host(advance)}, {Op("advance"): Impl(bind, traffic=traffic)}
 
 
 def cases() -> Iterator[Case]:
     """One training step; one whose loss counts more than its images; a part of one."""
-    yield Case("advance", "64 images", (np.array(0.5), example_state(), np.arange(4.0)), (1, 2), {"count": 64})
+    yield Case(Op("advance"), "64 images", (np.array(0.5), example_state(), np.arange(4.0)), (1, 2), {"count": 64})
     weighted = (np.array(0.5), example_state(), np.arange(4.0), np.array(7.5))
-    yield Case("advance", "4 images that count 7.5", weighted, (1, 2), {"count": 4})
-    yield Case("advance", "a part of 4 images", weighted[:3], (1, 2), {"count": 4, "steps": 0})
+    yield Case(Op("advance"), "4 images that count 7.5", weighted, (1, 2), {"count": 4})
+    yield Case(Op("advance"), "a part of 4 images", weighted[:3], (1, 2), {"count": 4, "steps": 0})
 
 
 def example_state() -> np.ndarray:

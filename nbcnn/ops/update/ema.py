@@ -21,6 +21,7 @@ from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.maps import launch_map
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.update.advance import STEP, example_state
+from nbcnn.plan.op import Op
 
 f8: Any = types.float64
 
@@ -54,10 +55,10 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0) + size(call, "in", 1), size(call, "out", 0))]
 
 
-HOST, OPS = {"ema": host(ema)}, {"ema": Impl(bind, traffic=traffic)}
+HOST, OPS = {Op("ema"): host(ema)}, {Op("ema"): Impl(bind, traffic=traffic)}
 
 
 def cases(count: int = 1003) -> Iterator[Case]:
     """An early step, where the step bounds the decay, and a decay that is smaller than its bound."""
     for decay in (0.999, 0.1):
-        yield Case("ema", f"{decay}", (normal(17, count), normal(18, count), example_state()), (0,), {"decay": decay}, 2)
+        yield Case(Op("ema"), f"{decay}", (normal(17, count), normal(18, count), example_state()), (0,), {"decay": decay}, 2)

@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.reduce import QUADS, QUADS_PER_BLOCK, THREADS, block_sum, f8, sum_blocks, sum_of
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.ptx.vector import load4_if
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 
@@ -84,9 +85,9 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0), partials), once(partials, 8)]
 
 
-HOST, OPS = {"grad_norm": host(grad_norm)}, {"grad_norm": Impl(bind, scratch, traffic=traffic)}
+HOST, OPS = {Op("grad_norm"): host(grad_norm)}, {Op("grad_norm"): Impl(bind, scratch, traffic=traffic)}
 
 
 def cases(count: int = 1003) -> Iterator[Case]:
     """`count` gradients."""
-    yield Case("grad_norm", f"{count}", (normal(18, count),), (((), "float64"),), {}, count)
+    yield Case(Op("grad_norm"), f"{count}", (normal(18, count),), (((), "float64"),), {}, count)

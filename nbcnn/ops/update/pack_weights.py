@@ -22,6 +22,7 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, outputs
 from nbcnn.ops.ptx.vector import load1_if
+from nbcnn.plan.op import Op
 from nbcnn.plan.packing import COPY, ROWS, RUN, TILE, Placement, table, tiles_of
 from nbcnn.plan.shapes import numel
 
@@ -223,20 +224,20 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(4 * (threads * (ceil_div(terms, chunk) * chunk + terms) + placed), outputs(call), 4 * (terms * count + gathered + placed))]
 
 
-HOST, OPS = {"pack_weights": host(pack_weights)}, {"pack_weights": Impl(bind, traffic=traffic)}
+HOST, OPS = {Op("pack_weights"): host(pack_weights)}, {Op("pack_weights"): Impl(bind, traffic=traffic)}
 
 
 def cases(count: int = 1003) -> Iterator[Case]:
     """Weights picked out of `count`, and sums of several of them; filter banks that are copied in two orders behind a few elements of a map."""
     w = normal(17, count)
     index = np.random.default_rng(21).integers(-1, count, 777).astype(np.int32)
-    yield Case("pack_weights", f"777 of {count}", (w, index), (((777,), "float32"),))
+    yield Case(Op("pack_weights"), f"777 of {count}", (w, index), (((777,), "float32"),))
     for terms in (1, 4, 6):
         sums = np.random.default_rng(22).integers(-1, count, (terms, 260)).astype(np.int32)
-        yield Case("pack_weights", f"{terms} terms", (w, sums), (((260,), "float32"),), {}, terms)
+        yield Case(Op("pack_weights"), f"{terms} terms", (w, sums), (((260,), "float32"),), {}, terms)
     for label, banks, elements in (
         ("two copies", [(3, (5, 7, 3), {40: Placement(21, 1, (0, 7, 14)), 145: Placement(1, 5, (70, 35, 0))})], 250),
         ("zeros between taps", [(1, (4, 3, 2), {40: Placement(1, 4, (0, 24, 12))}), (500, (35, 1, 1), {76: Placement(1, 35, (0,))})], 111),
     ):
         few = index[:40]
-        yield Case("pack_weights", label, (w, few, table(banks)), (((elements,), "float32"),), {"tiles": tiles_of(banks)})
+        yield Case(Op("pack_weights"), label, (w, few, table(banks)), (((elements,), "float32"),), {"tiles": tiles_of(banks)})

@@ -21,6 +21,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.update.advance import example_state
 from nbcnn.ops.update.rule import CLIPPED, PLAIN, Rule, example_rates
+from nbcnn.plan.op import Op
 
 
 @jit(device=True)
@@ -59,13 +60,13 @@ def bind(call: Call) -> list[Launch]:
     return (NESTEROV if call.attrs.get("nesterov") else SGD).bind(call)
 
 
-HOST, OPS = {"sgd": host(sgd)}, {"sgd": Impl(bind, traffic=SGD.traffic)}
+HOST, OPS = {Op("sgd"): host(sgd)}, {Op("sgd"): Impl(bind, traffic=SGD.traffic)}
 
 
 def cases(count: int = 1003) -> Iterator[Case]:
     """`count` weights, plain and regularised."""
     w, g, m, state = normal(17, count), normal(18, count), normal(19, count), example_state()
     norm, momentum = np.array(np.linalg.norm(g.astype(np.float64))), {"momentum": 0.9}
-    yield Case("sgd", "momentum", (w, g, m, example_rates(), state), (0, 2, 4), momentum | PLAIN, 4)
-    yield Case("sgd", "clipped, decayed", (w, g, m, example_rates(), state, norm), (0, 2, 4), momentum | CLIPPED, 4)
-    yield Case("sgd", "Nesterov", (w, g, m, example_rates(), state, norm), (0, 2, 4), momentum | CLIPPED | {"nesterov": True}, 4)
+    yield Case(Op("sgd"), "momentum", (w, g, m, example_rates(), state), (0, 2, 4), momentum | PLAIN, 4)
+    yield Case(Op("sgd"), "clipped, decayed", (w, g, m, example_rates(), state, norm), (0, 2, 4), momentum | CLIPPED, 4)
+    yield Case(Op("sgd"), "Nesterov", (w, g, m, example_rates(), state, norm), (0, 2, 4), momentum | CLIPPED | {"nesterov": True}, 4)

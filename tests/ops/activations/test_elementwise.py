@@ -11,13 +11,14 @@ from compiled import assert_lean, on_every_arch
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import run_op
 from nbcnn.gpu.target import H200
-from nbcnn.modes import COMMON
+from nbcnn.modes import COMMON, named
 from nbcnn.nn import activations, whitening  # noqa: F401  # their layers are subclasses, too
 from nbcnn.nn.activations import Elementwise
 from nbcnn.ops.activations import add
 from nbcnn.ops.activations.table import ACTIVATIONS, HOST, OPS, epilogue_of
 from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.plan.op import Op
 
 EPS = float(np.finfo(np.float32).eps)
 FORMULAS = {
@@ -62,16 +63,16 @@ def backward(name: str, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def test_every_activation_has_its_ops_and_a_layer_that_reads_the_same():
     assert set(HOST) == set(OPS) == {f"{name}_{path}" for name in ACTIVATIONS for path in ("fprop", "dgrad")}
-    layers = {made.op: made for made in (*(layer() for layer in Elementwise.__subclasses__()), activations.GELU(approximate="tanh"))}
+    layers = {made.function: made for made in (*(layer() for layer in Elementwise.__subclasses__()), activations.GELU(approximate="tanh"))}
     assert {name: layer.reads for name, layer in layers.items()} == {name: each.reads for name, each in ACTIVATIONS.items()}
     for name, layer in layers.items():
         assert set(layer.attrs()) == set(ACTIVATIONS[name].parameters)
 
 
-def test_the_epilogue_is_read_off_the_name_of_an_op():
-    assert [epilogue_of(f"conv_{name}_fprop") for name in ACTIVATIONS] == list(ACTIVATIONS)
-    assert epilogue_of("upconv_relu_fprop") == "relu"
-    assert [epilogue_of(op) for op in ("conv_fprop", "upconv_fprop", "conv_dgrad_relu")] == ["", "", ""]
+def test_the_epilogue_is_read_off_the_op():
+    assert [epilogue_of(named(f"conv_{name}_fprop")) for name in ACTIVATIONS] == list(ACTIVATIONS)
+    assert epilogue_of(named("upconv_relu_fprop")) == "relu"
+    assert [epilogue_of(named(op)) for op in ("conv_fprop", "upconv_fprop", "conv_dgrad_relu")] == ["", "", ""]
 
 
 def test_every_activation_has_a_formula_and_a_gradient_check():
@@ -162,15 +163,15 @@ def launches() -> list[Launch]:
     x = np.zeros(10, np.float32)
     made = []
     for name, each in ACTIVATIONS.items():
-        one = Call(f"{name}_fprop", (x,), (x,), ((10,),), ((10,),), each.parameters)
-        two = Call(f"{name}_dgrad", (x, x), (x,), ((10,), (10,)), ((10,),), each.parameters)
+        one = Call(named(f"{name}_fprop"), (x,), (x,), ((10,),), ((10,),), each.parameters)
+        two = Call(named(f"{name}_dgrad"), (x, x), (x,), ((10,), (10,)), ((10,),), each.parameters)
         made += [*each.bind_fprop(one), *each.bind_dgrad(two)]
-    return [*made, *add.bind(Call("add", (x, x), (x,), ((10,), (10,)), ((10,),)))]
+    return [*made, *add.bind(Call(Op("add"), (x, x), (x,), ((10,), (10,)), ((10,),)))]
 
 
 def test_a_tensor_beyond_int32_is_refused():
     def call(count: int) -> Call:
-        return Call("relu_fprop", (), (), ((count,),), ((count,),))
+        return Call(Op("relu", "fprop"), (), (), ((count,),), ((count,),))
 
     assert maps.supports(call(maps.LIMIT), H200) is None
     assert "32-bit" in maps.supports(call(maps.LIMIT + 1), H200)

@@ -12,10 +12,12 @@ from nbcnn.check.one_op import Bound, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200, Target
+from nbcnn.modes import named
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.simt.im2col import OPS
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
 
 TINY = Tile(16, 32, 8, 4, 4)
@@ -66,7 +68,7 @@ def check_parity(device, rng, op: str, c: ConvShape, tile: Tile | None, bias: bo
     getattr(reference, op)(*(array.astype(np.float64) for array in ins), *want, **attrs)
     outs = [(shape, "float32") for shape in out_shapes]
     got = run_op(OPS[op], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
-    GK = c.gemm(op.removeprefix("conv_"))[2]
+    GK = c.gemm(str(op).removeprefix("conv_"))[2]
     for g, w in zip(got, want, strict=True):
         assert np.linalg.norm(g - w) <= 4 * np.finfo(np.float32).eps * np.sqrt(GK) * np.linalg.norm(w)
 
@@ -110,18 +112,18 @@ def test_a_run_repeats_bit_for_bit(gpu, rng, op):
 
 def test_packed_weights_are_the_weights_in_gemm_order():
     w = np.arange(2 * 3 * 2 * 2)
-    forward = Call("conv_fprop", (), (), ((1, 3, 4, 4), (2, 3, 2, 2)), ((1, 2, 3, 3),), {"stride": 1, "pad": 0})
+    forward = Call(Op("conv", "fprop"), (), (), ((1, 3, 4, 4), (2, 3, 2, 2)), ((1, 2, 3, 3),), {"stride": 1, "pad": 0})
     packed = OPS["conv_fprop"].pack(forward).reshape(2, 2, 3, 4)
     assert packed[1, 0, 2, 1] == w.reshape(2, 3, 2, 2)[1, 2, 1, 0]
     assert (packed[..., 2:] == -1).all()
-    backward = replace(forward, op="conv_dgrad", in_shapes=((1, 2, 3, 3), (2, 3, 2, 2)), out_shapes=((1, 3, 4, 4),))
+    backward = replace(forward, op=Op("conv", "dgrad"), in_shapes=((1, 2, 3, 3), (2, 3, 2, 2)), out_shapes=((1, 3, 4, 4),))
     packed = OPS["conv_dgrad"].pack(backward).reshape(2, 2, 2, 4)
     assert packed[1, 0, 1, 2] == w.reshape(2, 3, 2, 2)[1, 2, 0, 1]
     assert (packed[..., 3] == -1).all()
 
 
 def bare_call(op: str, c: ConvShape) -> Call:
-    return Call(op, (), (), *operands(op, c, True), {"stride": c.stride, "pad": c.pad}, "NHWC")
+    return Call(named(op), (), (), *operands(op, c, True), {"stride": c.stride, "pad": c.pad}, "NHWC")
 
 
 def bound_to_nothing(impl: Impl, call: Call, tile: Tile):
@@ -139,7 +141,7 @@ def test_every_shape_gets_a_tile_that_can_be_laid_out(op, c):
         tile = OPS[op].tile(call, Target((9, 0), multiprocessors))
         product, *sums = bound_to_nothing(OPS[op], call, tile)
         tiles, parts, phases = (*product.grid, 1)[:3]
-        assert phases * tiles * tile.BM * tile.BN >= np.prod(c.gemm(op.removeprefix("conv_"))[:2])
+        assert phases * tiles * tile.BM * tile.BN >= np.prod(c.gemm(str(op).removeprefix("conv_"))[:2])
         assert parts == tile.split
         assert len(sums) == (op == "conv_wgrad" or tile.split > 1)
 
@@ -148,7 +150,7 @@ def test_small_batches_are_split_over_the_multiprocessors():
     c = replace(REAL_SHAPES["conv2"], N=1)
     for op in OPS:
         tile = OPS[op].tile(bare_call(op, c), H200)
-        assert np.prod(tile.grid(*c.gemm(op.removeprefix("conv_"))[:2])) >= 120
+        assert np.prod(tile.grid(*c.gemm(str(op).removeprefix("conv_"))[:2])) >= 120
 
 
 @pytest.mark.parametrize("sizes", [(128, 128, 16, 8, 6), (128, 128, 10, 8, 8), (100, 128, 16, 8, 8), (16, 128, 16, 8, 8)])

@@ -54,12 +54,12 @@ def test_small_shapes(case, device):
 def test_split_sums_end_the_same_way(op, device):
     for case in [case for case in TINY_CASES if case.op == op][:: 1 if not gpu_device.SIMULATOR else 2]:
         # More partial gradients than one kernel adds by itself.
-        check(case, device, replace(TINY, split=5 if "wgrad" in op else 2))
+        check(case, device, replace(TINY, split=5 if "wgrad" in str(op) else 2))
 
 
 def test_every_fused_op_is_served():
     # Hopper's patch kernel alone adds a second gradient.
-    assert {case.op for case in fused.cases() if not case.op.startswith("dwconv1d")} - {"conv_dgrad_add_relu"} == set(FUSED)
+    assert {case.op for case in fused.cases() if not str(case.op).startswith("dwconv1d")} - {"conv_dgrad_add_relu"} == set(FUSED)
 
 
 @pytest.mark.parametrize("op", FUSED)

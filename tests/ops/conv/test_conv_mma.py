@@ -12,7 +12,7 @@ from nbcnn.check.one_op import pack_array
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200, Target
-from nbcnn.modes import Row
+from nbcnn.modes import Row, named
 from nbcnn.ops.conv import fused
 from nbcnn.ops.conv.frame.correlation import correlation, pack
 from nbcnn.ops.conv.fused import REAL_POOLED, REAL_UP, linear_cases, pooled_cases, relu_cases, up_cases
@@ -125,16 +125,16 @@ def bare_call(op: str, c: ConvShape, precision: str) -> Call:
     """A call without arrays of one of this file's ops."""
     store, packed = KINDS[precision].store, "uint8"
     (n, k, p, q), doubled = c.y_shape, (c.N, c.K, 2 * c.H, 2 * c.W)
-    if "dgrad" in op:
-        ins = (doubled if op.startswith("up") else c.y_shape, c.w_shape, *((c.x_shape,) if "relu" in op else ()))
+    if "dgrad" in str(op):
+        ins = (doubled if str(op).startswith("up") else c.y_shape, c.w_shape, *((c.x_shape,) if "relu" in str(op) else ()))
         outs: tuple[tuple[int, ...], ...] = (c.x_shape,)
     else:
         ins = (c.x_shape, c.w_shape, (c.K,))
         small = (n, k, p // 2, q // 2), (n, -(-k // 4), p // 2, q // 2)
-        outs = (doubled,) if op.startswith("up") else small if "pool" in op else (c.y_shape,)
-    attrs = {} if op.startswith("up") else {"stride": c.stride, "pad": c.pad}
+        outs = (doubled,) if str(op).startswith("up") else small if "pool" in str(op) else (c.y_shape,)
+    attrs = {} if str(op).startswith("up") else {"stride": c.stride, "pad": c.pad}
     in_dtypes = tuple(store if len(shape) == 4 and i != 1 else "float32" for i, shape in enumerate(ins))
-    return Call(op, (), (), ins, outs, attrs, "NHWC", in_dtypes=in_dtypes, out_dtypes=(store, packed)[: len(outs)])
+    return Call(named(op), (), (), ins, outs, attrs, "NHWC", in_dtypes=in_dtypes, out_dtypes=(store, packed)[: len(outs)])
 
 
 def launches(op: str, c: ConvShape, precision: str, tile: Tile | None = None):
@@ -229,7 +229,7 @@ def test_packed_filters_in_the_formula_give_the_op(shape):
     ],
 )
 def test_compile_within_the_registers_of_the_tile(precision, op, arch, batch):
-    shape = REAL_UP[0] if op.startswith("up") else REAL_CONVS[1]
+    shape = REAL_UP[0] if str(op).startswith("up") else REAL_CONVS[1]
     launch = launches(op, replace(shape, N=batch), precision)[0]
     tile = ops(precision)[op].tile(bare_call(op, replace(shape, N=batch), precision), H200)
     report = compile_launch(launch, arch)

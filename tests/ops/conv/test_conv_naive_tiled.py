@@ -9,6 +9,7 @@ from compiled import full
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu.language import SIMULATOR, cuda, jit
+from nbcnn.modes import named
 from nbcnn.ops.conv import naive, tiled
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
 from nbcnn.ops.kernel.call import Call, Launch
@@ -170,7 +171,7 @@ def stand_ins(shape, *, bias=True):
         "conv_dgrad": ((y, w), (x,)),
         "conv_wgrad": ((x, y), (w, b) if bias else (w,)),
     }
-    return [Call(op, (one,) * len(ins), (one,) * len(outs), ins, outs, attrs) for op, (ins, outs) in signatures.items()]
+    return [Call(named(op), (one,) * len(ins), (one,) * len(outs), ins, outs, attrs) for op, (ins, outs) in signatures.items()]
 
 
 @pytest.mark.sampled
@@ -197,7 +198,7 @@ def asked(row, s):
     shapes = {"fprop": (s.x_shape, s.w_shape, s.y_shape), "dgrad": (s.y_shape, s.w_shape, s.x_shape), "wgrad": (s.x_shape, s.y_shape, s.w_shape)}
     for path, (*ins, out) in shapes.items():
         op = f"conv_{path}"
-        yield op, ROWS[row][op].traffic(Call(op, (), (), tuple(ins), (out,), {"stride": s.stride, "pad": s.pad}))[0]
+        yield op, ROWS[row][op].traffic(Call(named(op), (), (), tuple(ins), (out,), {"stride": s.stride, "pad": s.pad}))[0]
 
 
 @pytest.mark.parametrize("shape", AUTOENCODER, ids=str)

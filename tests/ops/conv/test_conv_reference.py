@@ -10,6 +10,7 @@ import pytest
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.reference import HOST, conv_dgrad, conv_fprop, conv_wgrad, direct_dgrad, direct_fprop, direct_wgrad
 from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
 
 MEAN_SHAPES = [
@@ -122,7 +123,7 @@ def test_host_row_runs_on_flat_arrays(rng):
     x, w, b, dy, attrs = operands(shape, rng)
     y = np.full(dy.size, np.nan)
     shapes = (x.shape, w.shape, b.shape)
-    call = Call("conv_fprop", (x.reshape(-1), w.reshape(-1), b), (y,), shapes, (dy.shape,), attrs)
+    call = Call(Op("conv", "fprop"), (x.reshape(-1), w.reshape(-1), b), (y,), shapes, (dy.shape,), attrs)
     for step in HOST["conv_fprop"].bind(call):
         step.run()
     expected = np.empty_like(dy)

@@ -12,6 +12,7 @@ from nbcnn.check.one_op import run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200
+from nbcnn.modes import named
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.thin.gather import GatherTile
 from nbcnn.ops.conv.thin.plain import OPS
@@ -74,7 +75,7 @@ def bare_call(op, shape, bias=True, layout="NHWC"):
         "conv_dgrad": ((shape.y_shape, shape.w_shape), (shape.x_shape,)),
         "conv_wgrad": ((shape.x_shape, shape.y_shape), (shape.w_shape, (shape.K,))[: 1 + bias]),
     }[op]
-    return Call(op, (), (), ins, outs, {"stride": shape.stride, "pad": shape.pad}, layout)
+    return Call(named(op), (), (), ins, outs, {"stride": shape.stride, "pad": shape.pad}, layout)
 
 
 @pytest.mark.parametrize("shape", MEAN_SHAPES, ids=str)

@@ -11,7 +11,7 @@ from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Unsupported, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu.target import H200
-from nbcnn.modes import Row
+from nbcnn.modes import Row, named
 from nbcnn.ops.conv.frame.composed import pool_wgrad
 from nbcnn.ops.conv.fused import MEAN_FUSED, MEAN_UP, REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
@@ -93,7 +93,7 @@ def bare(op, shape, precision, up=False):
     small = tuple(a.shape for a in case.ins), tuple(o[0] for o in case.outs)
     store = STORE[precision]
     kinds = [tuple(store if len(s) == 4 and not _is_weight(s, shape) else "float32" for s in shapes) for shapes in small]
-    return Call(op, (), (), *small, case.attrs, "NHWC", in_dtypes=kinds[0], out_dtypes=kinds[1])
+    return Call(named(op), (), (), *small, case.attrs, "NHWC", in_dtypes=kinds[0], out_dtypes=kinds[1])
 
 
 def bound_without_data(impl, call):

@@ -13,7 +13,7 @@ from nbcnn.check.one_op import Unsupported, pack_array, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200
-from nbcnn.modes import Row
+from nbcnn.modes import Row, named
 from nbcnn.ops.conv.fused import MEAN_FUSED, REAL_POOLED, pooled_cases, relu_cases
 from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
 from nbcnn.ops.conv.thin_mma import first_fprop, first_wgrad
@@ -249,7 +249,9 @@ def bound_launches(op: str, precision: str, batch: int, of: ConvShape = FIRST):
 
     (ins_made, in_dtypes), (outs_made, out_dtypes) = stand_ins(ins), stand_ins(outs)
     impl = ops(precision)[op]
-    call = Call(op, ins_made, outs_made, ins, outs, {"stride": shape.stride, "pad": shape.pad}, "NHWC", in_dtypes=in_dtypes, out_dtypes=out_dtypes)
+    call = Call(
+        named(op), ins_made, outs_made, ins, outs, {"stride": shape.stride, "pad": shape.pad}, "NHWC", in_dtypes=in_dtypes, out_dtypes=out_dtypes
+    )
     assert impl.supports(call, H200) is None
     call = replace(call, tile=impl.tile(call, H200), packed=np.zeros(8, numpy_dtype(impl.packed)), scratch=np.zeros(64, np.uint8))
     return impl.bind(call)

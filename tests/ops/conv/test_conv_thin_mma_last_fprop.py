@@ -36,7 +36,7 @@ WALKS = (
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_parity_of_tiles_that_walk(gpu, precision):
-    cases = [(case, tile) for maker, shape, tile in WALKS for case in maker(shape) if "fprop" in case.op]
+    cases = [(case, tile) for maker, shape, tile in WALKS for case in maker(shape) if "fprop" in str(case.op)]
     assert beyond_bounds(cases, ops(precision), precision, gpu) == []
 
 
@@ -76,7 +76,7 @@ def test_what_shared_memory_cannot_hold_is_refused_in_words():
 @pytest.mark.parametrize("arch", ["80", "90a"])
 @pytest.mark.parametrize(("precision", "op"), [("bf16", "upconv_mse_fprop"), ("tf32", "conv_fprop")])
 def test_compile_two_blocks_fit_a_multiprocessor(precision, op, arch):
-    up = op.startswith("upconv")
+    up = str(op).startswith("upconv")
     impl, call = ops(precision)[op], bare(op, REAL_UP if up else REAL, precision, up=up)
     call = replace(call, tile=impl.tile(call, H200))
     launch = bound_without_data(impl, call)[0]

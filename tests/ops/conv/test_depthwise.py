@@ -13,7 +13,7 @@ from nbcnn.check.one_op import Bound, Unsupported, run_op
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.target import H200, Target
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.conv import depthwise_stream_wgrad, grouped
 from nbcnn.ops.conv.depthwise import Strip, lengths_of
 from nbcnn.ops.conv.depthwise_stream import THREADS, Stream, stages_of, unroll_of
@@ -108,7 +108,7 @@ def test_a_stream_fills_the_gpu(op):
         x, dy, w = (512, c, size, size), (512, c, *[ceil_div(size, stride)] * 2), (c, 1, 3, 3)
         ins, out = {"gconv_fprop": ((x, w), dy), "gconv_dgrad": ((dy, w), x), "gconv_wgrad": ((x, dy), w)}[op]
         attrs = {"groups": c, "stride": (stride, stride), "dilation": (1, 1), "pad": (1, 1)}
-        call = Call(op, (), (), ins, (out,), attrs, "NHWC", in_dtypes=("bfloat16",) * 2, out_dtypes=("bfloat16",))
+        call = Call(named(op), (), (), ins, (out,), attrs, "NHWC", in_dtypes=("bfloat16",) * 2, out_dtypes=("bfloat16",))
         assert STREAMED[op].supports(call, H200) is None
         tile = STREAMED[op].tile(call, H200)
         # A gradient of a stride has a column more than there are pairs, which does not divide as well.

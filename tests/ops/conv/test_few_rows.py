@@ -7,7 +7,7 @@ import pytest
 
 from nbcnn.check import gradcheck
 from nbcnn.gpu.target import H200
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.nn.activations import Swish
 from nbcnn.nn.layers import Flatten, Linear
 from nbcnn.ops.conv.simt import few_rows, pointwise
@@ -22,11 +22,11 @@ SIZES = ((1, 12, 5), (3, 520, 3), (8, 8, 9))
 
 def case(op, n, c, k, side=1):
     x, w, b = normal(31, n, c, side, side), normal(32, k, c, 1, 1) / np.float32(c**0.5), normal(33, k)
-    return Case(op, f"{n}×{c}→{k}", (x, w, b), (((n, k, side, side), "float32"),), {"stride": 1, "pad": 0}, c + 1)
+    return Case(named(op), f"{n}×{c}→{k}", (x, w, b), (((n, k, side, side), "float32"),), {"stride": 1, "pad": 0}, c + 1)
 
 
 def call_of(n, c, k, side=1, *, window=1, stride=1, layout="NHWC", op="conv_fprop"):
-    return Call(op, (), (), ((n, c, side, side), (k, c, window, window), (k,)), ((n, k, side, side),), {"stride": stride, "pad": 0}, layout)
+    return Call(named(op), (), (), ((n, c, side, side), (k, c, window, window), (k,)), ((n, k, side, side),), {"stride": stride, "pad": 0}, layout)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

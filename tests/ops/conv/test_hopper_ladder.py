@@ -23,6 +23,7 @@ from nbcnn.ops.conv import hopper_ladder
 from nbcnn.ops.conv.hopper_ladder import STEPS
 from nbcnn.ops.conv.hopper_ladder.parts import BLOCKS
 from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
 
 BF16 = MODES["tensorcore", "bf16"]
@@ -69,7 +70,7 @@ def test_a_step_compiles_for_hopper_without_spills(number):
 
 def test_a_bias_waits_for_step_6():
     shapes = SMALL.x_shape, SMALL.w_shape, (SMALL.K,)
-    call = Call("conv_fprop", (), (), shapes, (SMALL.y_shape,), {"stride": SMALL.stride, "pad": SMALL.pad}, "NHWC")
+    call = Call(Op("conv", "fprop"), (), (), shapes, (SMALL.y_shape,), {"stride": SMALL.stride, "pad": SMALL.pad}, "NHWC")
     assert [step.impl.supports(call, H200) for step in STEPS] == ["a bias is added in step 6"] * 5 + [None]
 
 

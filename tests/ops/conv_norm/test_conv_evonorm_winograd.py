@@ -16,11 +16,13 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.target import H200
+from nbcnn.modes import named
 from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.conv_norm.winograd import OPS, NormTile, candidates, slab_of, slabs, supports
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.op import Norm, Op
 from nbcnn.plan.shapes import ConvShape
 
 ROW = modes.MODES["im2col", "fp32"]
@@ -87,7 +89,7 @@ def test_a_pixel_that_is_nan_reaches_what_its_statistics_make(op, device):
     bound = Bound(IMPLS[op], op, (x, *others), case.outs, device=device, attrs=case.attrs, layout="NHWC", tile=tile)
     bound.run()
     device.synchronize()
-    np.testing.assert_array_equal(np.isnan(bound.results()[0]).mean((1, 2, 3)), [op.endswith("b0_fprop"), 1])
+    np.testing.assert_array_equal(np.isnan(bound.results()[0]).mean((1, 2, 3)), [str(op).endswith("b0_fprop"), 1])
 
 
 def bound_of(case, tile=None):
@@ -112,7 +114,7 @@ def test_every_slab_at_real_sizes(shape, groups, gpu):
 def bare(op="conv_evonorm_s0_fprop", n=64, c=64, size=28, k=64, groups=32, layout="NHWC"):
     ins, outs = ((n, c, size, size), (k, c, 3, 3), *((k,),) * 4), ((n, k, size, size),) * 2
     kinds = {"in_dtypes": ("float32",) * len(ins), "out_dtypes": ("float32",) * len(outs)}
-    return Call(op, (), (), ins, outs, {"stride": 1, "pad": 1, "groups": groups, "eps": 1e-5}, layout, **kinds)
+    return Call(named(op), (), (), ins, outs, {"stride": 1, "pad": 1, "groups": groups, "eps": 1e-5}, layout, **kinds)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +200,9 @@ def test_bytes_by_hand():
     assert len(made) == 1 + 2 * 3
     image = 4 * 28 * 28 * 64
     assert [made[3], made[6]] == [Traffic(n * 4 * image, n * (2 * image + 8 * 32), n * 4 * image) for n in (64, 36)]
-    planes = replace(call, op="conv_evonorm_b0_fprop", attrs={"stride": 1, "pad": 1, "eps": 1e-3})
+    planes = replace(call, op=Op("conv", "fprop", after=(Norm("evonorm_b0"),)), attrs={"stride": 1, "pad": 1, "eps": 1e-3})
     assert OPS[planes.op].traffic(planes)[3] == Traffic(64 * 4 * image, 64 * (image + 8 * 64), 64 * 4 * image)
-    call = replace(call, op="conv_evonorm_s0_infer", out_shapes=call.out_shapes[:1], out_dtypes=("float32",))
+    call = replace(call, op=Op("conv", "infer", after=(Norm("evonorm_s0"),)), out_shapes=call.out_shapes[:1], out_dtypes=("float32",))
     assert OPS[call.op].traffic(call)[3] == Traffic(64 * 4 * image, 64 * image, 64 * 4 * image)
 
 

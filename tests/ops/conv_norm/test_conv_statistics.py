@@ -24,6 +24,7 @@ from nbcnn.ops.conv_norm.statistics import OP
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.traffic import total
 from nbcnn.plan.bounds import STORE
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
 
 PRECISIONS = ("bf16", "tf32", "fp32")
@@ -69,7 +70,7 @@ def test_an_epilogue_saves_the_pass_over_the_result(precision):
     for part in ("wgmma", "mma"):
         impl = engine(precision, part)
         call = replace(call, tile=impl.tile(call, H200))
-        plain = replace(call, op="conv_fprop", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
+        plain = replace(call, op=Op("conv", "fprop"), in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
         plain = replace(plain, in_dtypes=call.in_dtypes[:2], out_dtypes=call.out_dtypes[:1], attrs={"stride": 1, "pad": 1})
         before = total(next(impl for name, impl in MODES["tensorcore", precision].chain("conv_fprop") if name == part).traffic(plain))
         y = 512 * 64 * 32 * 32 * (2 if precision == "bf16" else 4)
@@ -84,7 +85,7 @@ def test_an_epilogue_saves_the_pass_over_the_result(precision):
     ids=str,
 )
 def test_patches_leave_room_for_the_sums(shape, precision):
-    g, kind = correlation(replace(bare_of(shape, precision), op="conv_fprop")), KINDS[precision]
+    g, kind = correlation(replace(bare_of(shape, precision), op=Op("conv", "fprop"))), KINDS[precision]
     for tile in patch.candidates(g, kind, H200, "moments"):
         assert patch.shared_bytes(tile, kind, patch.window(g)) + patch.sums_bytes(tile, kind, "moments") <= 227 * 1024
         # Chunks are equal, so the last tile must have as many images as the others.

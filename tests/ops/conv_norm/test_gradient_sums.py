@@ -30,6 +30,7 @@ from nbcnn.ops.norms.batch_reference import batchnorm_add_relu_grads, behind
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.plan.bounds import STORE
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 from nbcnn.plan.storage import decode, encode
 
@@ -89,7 +90,7 @@ def test_it_serves_what_patches_make():
 )
 def test_tiles_leave_room_for_the_sums_and_cut_the_pixels_into_equal_chunks(shape, precision):
     call, kind = bare(cases_of(shape)[0], precision), KINDS[precision]
-    g = correlation(replace(call, op="conv_dgrad"))
+    g = correlation(replace(call, op=Op("conv", "dgrad")))
     tiles = engine(precision).candidates(call, H200)
     assert tiles
     for tile in tiles:
@@ -103,7 +104,7 @@ def test_it_saves_the_pass_over_the_gradient_and_its_input(precision):
     call = bare(cases_of(shape)[0], precision)
     impl = engine(precision)
     call = replace(call, tile=impl.tile(call, H200))
-    plain = replace(call, op="conv_dgrad", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
+    plain = replace(call, op=Op("conv", "dgrad"), in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
     plain = replace(plain, in_dtypes=call.in_dtypes[:2], out_dtypes=call.out_dtypes[:1])
     (before,), made = engine(precision, "conv_dgrad").traffic(plain), impl.traffic(call)
     image = numel(shape.x_shape) * (2 if precision == "bf16" else 4)
@@ -272,7 +273,7 @@ def test_played_blocks_have_the_right_squares_on_the_stage(stride, tile, op, add
     case, phases = cases_of(ConvShape(2, tile.BN, 16, 16, 128, 3, 3, stride, 1), op)[added], stride * stride
     options = {"attrs": case.attrs, "layout": "NHWC", "device": nb.Host(), "tile": tile, "store": "bfloat16"}
     launch = Bound(engine("bf16", op), op, case.ins, case.outs, **options).launches[0]
-    g, squares, seen = correlation(replace(bare(case, "bf16"), op="conv_dgrad")), [], []
+    g, squares, seen = correlation(replace(bare(case, "bf16"), op=Op("conv", "dgrad"))), [], []
     load, first = patch.patch_load(tile, patch.window(g)), 256
     x_of, y_of, more_of = first + 128 * phases, first + 2 * 128 * phases, first + 3 * 128 * phases
 

@@ -9,8 +9,10 @@ import pytest
 from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.one_op import run_op, to_layout
+from nbcnn.modes import named
 from nbcnn.ops.images import avgpool, convert, flatten, maxpool, upsample
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel, window_extent
 
 LAYOUTS = ["NCHW", "NHWC"]
@@ -230,7 +232,7 @@ def test_convert_kernels(shape, source, target, device, rng):
 def test_convert_refuses_an_unknown_layout():
     x = np.zeros(8, np.float32)
     with pytest.raises(ValueError, match="CHWN"):
-        convert.bind(Call("convert", (x,), (x,), ((1, 2, 2, 2),), ((1, 2, 2, 2),), {"source": "NCHW", "target": "CHWN"}))
+        convert.bind(Call(Op("convert"), (x,), (x,), ((1, 2, 2, 2),), ((1, 2, 2, 2),), {"source": "NCHW", "target": "CHWN"}))
 
 
 # Compilation without a GPU
@@ -239,7 +241,7 @@ def test_convert_refuses_an_unknown_layout():
 def stand_in(bind, op, ins, outs, layout, **attrs) -> list[Launch]:
     arrays = [tuple(np.zeros(numel(shape), dtype) for shape, dtype in side) for side in (ins, outs)]
     shapes = [tuple(shape for shape, _ in side) for side in (ins, outs)]
-    return bind(Call(op, *arrays, *shapes, attrs, layout))
+    return bind(Call(named(op), *arrays, *shapes, attrs, layout))
 
 
 def launches() -> list[Launch]:

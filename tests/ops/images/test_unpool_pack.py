@@ -13,6 +13,7 @@ from nbcnn.ops.conv.fused import REFERENCES, pack_index
 from nbcnn.ops.images import unpool
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.update import pack_weights
+from nbcnn.plan.op import Op
 from nbcnn.plan.storage import FLOATING, decode, encode
 
 # Channels in eights, in fours, and neither; one window and several.
@@ -50,7 +51,7 @@ def test_packed_weights_are_summed_and_rounded_once(kind, shape, device, rng):
     device.upload(arrays[0], params)
     device.upload(arrays[1], index)
     dtypes = {"in_dtypes": ("float32", "int32"), "out_dtypes": (kind,)}
-    call = Call("pack_weights", arrays[:2], arrays[2:], ((params.size,), shape), ((count,),), **dtypes)
+    call = Call(Op("pack_weights"), arrays[:2], arrays[2:], ((params.size,), shape), ((count,),), **dtypes)
     for launch in pack_weights.bind(call):
         launch.run(device.stream)
     # The reference adds in the same order, in float32.
@@ -68,6 +69,6 @@ def test_kernels_compile_without_spills():
         return Bound(unpool.IMPL, "unpool", [dy, index], outs, device=Host(), layout="NHWC", store=store).launches
 
     index, packed = np.zeros((4, 8), np.int32), np.zeros(8, np.uint16)
-    call = Call("pack_weights", (np.zeros(9, np.float32), index.reshape(-1)), (packed,), ((9,), (4, 8)), ((8,),), out_dtypes=("bfloat16",))
+    call = Call(Op("pack_weights"), (np.zeros(9, np.float32), index.reshape(-1)), (packed,), ((9,), (4, 8)), ((8,),), out_dtypes=("bfloat16",))
     for launch in (*unpooled(8, "bfloat16"), *unpooled(4, "float32"), *unpooled(3, "float32"), *pack_weights.bind(call)):
         assert_lean(launch, "80")

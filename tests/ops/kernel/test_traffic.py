@@ -15,7 +15,7 @@ from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure.plans import training_plan, training_program
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.simt.im2col import Window, product_traffic
@@ -26,6 +26,7 @@ from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.traffic import Traffic, clipped, met, total, windows
 from nbcnn.ops.products import gemm
 from nbcnn.plan.flops import step_bytes
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
 
 ROWS = [(mode, "fp32", (7, 5)) for mode in ("naive", "tiled", "im2col")]
@@ -71,7 +72,7 @@ def test_windows_by_hand():
 
 
 def call_of(op: str, ins, outs, tile=None, **attrs) -> Call:
-    return Call(op, (), (), ins, outs, attrs, "NHWC", tile, in_dtypes=("float32",) * len(ins), out_dtypes=("float32",) * len(outs))
+    return Call(named(op), (), (), ins, outs, attrs, "NHWC", tile, in_dtypes=("float32",) * len(ins), out_dtypes=("float32",) * len(outs))
 
 
 def test_streaming_ops_by_hand():
@@ -183,7 +184,7 @@ def test_counts_of_packed_weights(count, terms, device, monkeypatch):
     if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     index = np.arange(terms * count, dtype=np.int32).reshape(terms, count)
-    case = Case("pack_weights", "", (np.ones(index.size, np.float32), index), (((count,), "float32"),))
+    case = Case(Op("pack_weights"), "", (np.ones(index.size, np.float32), index), (((count,), "float32"),))
     assert_counted(MODES["im2col", "fp32"].fallbacks[-1][1]["pack_weights"], case, device, monkeypatch)
 
 

@@ -7,6 +7,7 @@ import pytest
 from compiled import assert_lean, full
 
 from nbcnn.gpu import device
+from nbcnn.modes import named
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.share import extent_of, share_of
 from nbcnn.ops.norms import batch
@@ -135,7 +136,7 @@ SIZE = (64, 64, 32, 32)
 def bound(op, kind, layout="NHWC"):
     """The launches of an op on images of SIZE."""
     image, channel = (SIZE, kind), ((64,), "float32")
-    form, name = op.removeprefix("batchnorm").rpartition("_")[::2]
+    form, name = str(op).removeprefix("batchnorm").rpartition("_")[::2]
     plus = [image] if form == "_add_relu" else []
     ins, outs = {
         "fprop": ([image, *[channel] * 4, *plus], [image, *[channel] * 4]),
@@ -144,14 +145,14 @@ def bound(op, kind, layout="NHWC"):
     arrays = [tuple(np.zeros(numel(shape), numpy_dtype(dtype)) for shape, dtype in side) for side in (ins, outs)]
     shapes = [tuple(shape for shape, _ in side) for side in (ins, outs)]
     kinds = [tuple(dtype for _, dtype in side) for side in (ins, outs)]
-    call = Call(op, *arrays, *shapes, ATTRS, layout, in_dtypes=kinds[0], out_dtypes=kinds[1])
+    call = Call(named(op), *arrays, *shapes, ATTRS, layout, in_dtypes=kinds[0], out_dtypes=kinds[1])
     scratch = np.zeros(batch.OPS[op].scratch(call), np.uint8)
-    return batch.OPS[op].bind(Call(op, *arrays, *shapes, ATTRS, layout, scratch=scratch, in_dtypes=kinds[0], out_dtypes=kinds[1]))
+    return batch.OPS[op].bind(Call(named(op), *arrays, *shapes, ATTRS, layout, scratch=scratch, in_dtypes=kinds[0], out_dtypes=kinds[1]))
 
 
 FIRST = ("batchnorm_add_relu_grads", "bfloat16")
 """What pytest alone compiles, the kernels that read most tensors: one architecture, three kernels."""
-REST = sorted((op, kind) for op in batch.OPS if op.endswith(("_fprop", "_grads")) for kind in ("bfloat16", "float32", "tfloat32"))
+REST = sorted((str(op), kind) for op in batch.OPS if str(op).endswith(("_fprop", "_grads")) for kind in ("bfloat16", "float32", "tfloat32"))
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")

@@ -15,12 +15,13 @@ from nbcnn.gpu import compiler, device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.lockstep.check import checking
 from nbcnn.gpu.target import H200
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.norms import batch, batch_cluster
 from nbcnn.ops.norms.batch_cluster import _REGISTERS, BLOCK_SHARED, CLUSTERS, FEWEST, RESERVED, SHARED, WAVES, candidates_of
 from nbcnn.ops.norms.cluster_share import Tile, layout_of
+from nbcnn.plan.op import Op
 
 TENSORCORE = {precision: MODES["tensorcore", precision] for precision in ("bf16", "tf32", "fp32")}
 COMPILES = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
@@ -102,7 +103,7 @@ def test_only_hopper_takes_clusters_and_all_else_stays():
 )
 def test_refusals_are_in_words(shape, layout, reason):
     kept = [(shape[1],)] * 4
-    call = Call("batchnorm_fprop", (), (), (shape, *kept), (shape, *kept), layout=layout, in_dtypes=("bfloat16", *["float32"] * 4))
+    call = Call(Op("batchnorm", "fprop"), (), (), (shape, *kept), (shape, *kept), layout=layout, in_dtypes=("bfloat16", *["float32"] * 4))
     found = batch_cluster.OPS["batchnorm_fprop"].supports(call, H200)
     assert found is None if reason is None else reason in found
 
@@ -136,7 +137,7 @@ def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision, c
         (launch,) = made.launches
         report = compile_launch(launch)
         assert (report.frame_bytes, report.cluster) == (0, cluster)
-        assert report.registers <= _REGISTERS[1 if op.endswith("_fprop") else 2]
+        assert report.registers <= _REGISTERS[1 if str(op).endswith("_fprop") else 2]
         (moved,) = batch_cluster.OPS[op].traffic(made.call)
         assert moved.read == moved.distinct
 
@@ -145,7 +146,7 @@ def test_one_launch_moves_every_tensor_once():
     shape, kept = (512, 512, 4, 4), [(512,)] * 4
     for op, ins, outs in (("fprop", [shape, *kept], [shape, *kept]), ("grads", [shape, shape, *kept], [shape, (512,), (512,)])):
         dtypes = [tuple("bfloat16" if len(each) == 4 else "float32" for each in side) for side in (ins, outs)]
-        call = Call(f"batchnorm_relu6_{op}", (), (), tuple(ins), tuple(outs), {}, "NHWC", in_dtypes=dtypes[0], out_dtypes=dtypes[1])
+        call = Call(named(f"batchnorm_relu6_{op}"), (), (), tuple(ins), tuple(outs), {}, "NHWC", in_dtypes=dtypes[0], out_dtypes=dtypes[1])
         one, three = (sum(each.logical for each in module.OPS[call.op].traffic(call)) for module in (batch_cluster, batch))
         tensors = 2 if op == "fprop" else 3
         assert tensors <= one / 2**23 < tensors + 0.01
@@ -244,7 +245,7 @@ def made_again(precision, shape, on):
         forward.run()
         y, mean, rstd, *_ = forward.results()
         x, weight, bias, _, _, *plus = case.ins
-        again = replace(case, op=f"batchnorm{form}_apply", ins=(x, weight, bias, mean, rstd, *plus), outs=case.outs[:1], attrs={})
+        again = replace(case, op=named(f"batchnorm{form}_apply"), ins=(x, weight, bias, mean, rstd, *plus), outs=case.outs[:1], attrs={})
         made = of_case(again, precision, on, impl=batch.OPS[again.op])
         made.run()
         np.testing.assert_array_equal(made.results()[0], y)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from compiled import assert_lean, on_every_arch
 
+from nbcnn.modes import named
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.norms import b0, b0_ranks, s0
 from nbcnn.ops.norms import reference as evonorm
@@ -179,8 +180,8 @@ def test_slabs_hold_whole_groups_and_cover_the_channels(channels, group, layout)
 
 def stand_in(bind, scratch, op, ins, outs, layout, **attrs) -> list[Launch]:
     arrays = [tuple(np.zeros(numel(shape), np.float32) for shape in side) for side in (ins, outs)]
-    call = Call(op, *arrays, tuple(ins), tuple(outs), attrs, layout)
-    return bind(Call(op, *arrays, tuple(ins), tuple(outs), attrs, layout, scratch=np.zeros(scratch(call), np.uint8) if scratch else None))
+    call = Call(named(op), *arrays, tuple(ins), tuple(outs), attrs, layout)
+    return bind(Call(named(op), *arrays, tuple(ins), tuple(outs), attrs, layout, scratch=np.zeros(scratch(call), np.uint8) if scratch else None))
 
 
 def launches() -> list[Launch]:
@@ -195,8 +196,8 @@ def launches() -> list[Launch]:
         made += stand_in(b0.bind_grads, b0.scratch_grads, "evonorm_b0_grads", [x, x, c, c, p, p, c, c], [x, c, c, c], layout)
     # The first launch of the one and the second of the other are b0's own.
     parts, ranks = (4 * 64 * 2,), {"eps": 1e-3, "ranks": 2}
-    made += stand_in(b0_ranks.bind_statistics, None, "", [x], [p, p, parts], "NHWC", rank=1, images=2, **ranks)[1:]
-    made += stand_in(b0_ranks.bind_together, None, "", [x, c, c, c, c, p, parts], [x, c, c, c], "NHWC", momentum=0.1, **ranks)[:1]
+    made += stand_in(b0_ranks.bind_statistics, None, "evonorm_b0_statistics", [x], [p, p, parts], "NHWC", rank=1, images=2, **ranks)[1:]
+    made += stand_in(b0_ranks.bind_together, None, "evonorm_b0_together", [x, c, c, c, c, p, parts], [x, c, c, c], "NHWC", momentum=0.1, **ranks)[:1]
     return made
 
 

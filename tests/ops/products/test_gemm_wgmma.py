@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.products import gemm
 from nbcnn.ops.products.gemm_wgmma import ProductTile, implementation
+from nbcnn.plan.op import Op
 
 # M, K, N: less than a tile, more than one of each kind, K that ends inside a step, rows and columns that end inside a tile.
 SIZES = ((5, 64, 8), (300, 200, 520), (1000, 1096, 264), (129, 2048, 1032))
@@ -24,7 +25,7 @@ REFUSED = [("bf16", (8, 12, 8), "16 bytes"), ("tf32", (8, 6, 8), "16 bytes"), ("
 
 
 def call(M: int, K: int, N: int, tile: ProductTile | None = None) -> Call:
-    return Call("gemm", (), (), ((M, K), (N, K)), ((M, N),), tile=tile)
+    return Call(Op("gemm"), (), (), ((M, K), (N, K)), ((M, N),), tile=tile)
 
 
 def test_a_large_product_takes_the_largest_tile_and_a_small_one_many():

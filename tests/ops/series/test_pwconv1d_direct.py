@@ -11,13 +11,14 @@ from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.series.pwconv1d import REAL_GATED, gated_cases, pointwise_cases
 from nbcnn.ops.series.pwconv1d_direct import OPS, candidates_wgrad
 from nbcnn.ops.series.pwconv1d_gated import OPS as PWCONV1D_GATED
+from nbcnn.plan.op import Op
 
 TINY, GATES = Tile(16, 32, 8, 4, 4), Tile(32, 32, 8, 8, 4)
 """One warp a block: what the simulator can run in a second."""
@@ -34,15 +35,15 @@ def check(device, case, tile):
 @pytest.mark.parametrize("sizes", MEAN.values(), ids=MEAN)
 def test_mean_shapes(device, sizes):
     for case in pointwise_cases(*sizes):
-        if "bias" in case.label or case.op.endswith("dgrad"):
-            check(device, case, replace(TINY, split=2 if case.op.endswith("wgrad") else 1))
+        if "bias" in case.label or str(case.op).endswith("dgrad"):
+            check(device, case, replace(TINY, split=2 if str(case.op).endswith("wgrad") else 1))
 
 
 @pytest.mark.parametrize("tile", EFFICIENCY, ids=str)
 def test_real_shapes_in_every_tile(gpu, tile):
     for sizes in REAL.values():
         for case in pointwise_cases(*sizes):
-            check(gpu, case, replace(tile, split=7 if case.op.endswith("wgrad") else 1))
+            check(gpu, case, replace(tile, split=7 if str(case.op).endswith("wgrad") else 1))
 
 
 def test_gates_in_the_epilogue(device):
@@ -56,7 +57,7 @@ def test_counts_are_those_of_the_kernels(op, device, monkeypatch):
     if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     case = next(case for case in pointwise_cases(3, 5, 16, 7) if case.op == op)
-    tile = replace(TINY, split=2 if op.endswith("wgrad") else 1)
+    tile = replace(TINY, split=2 if str(op).endswith("wgrad") else 1)
     bound = Bound(OPS[op], op, case.ins, case.outs, device=device, attrs=case.attrs, tile=tile)
     for launch, count in zip(bound.launches, OPS[op].traffic(bound.call), strict=True):
         with monkeypatch.context() as patch:
@@ -76,7 +77,7 @@ def test_gates_are_counted(device, monkeypatch):
 
 def test_what_is_no_whole_load_goes_elsewhere():
     def said(op, length):
-        return OPS[op].supports(Call(op, (), (), ((2, 8, length), (4, 8)), ((2, 4, length),)), H200)
+        return OPS[op].supports(Call(named(op), (), (), ((2, 8, length), (4, 8)), ((2, 4, length),)), H200)
 
     assert said("pwconv1d_fprop", 48) is said("pwconv1d_wgrad", 48) is said("pwconv1d_dgrad", 20) is None
     assert "multiple of 16" in said("pwconv1d_wgrad", 20)
@@ -84,7 +85,7 @@ def test_what_is_no_whole_load_goes_elsewhere():
 
 
 def test_a_weight_gradient_fills_the_gpu():
-    call = Call("pwconv1d_wgrad", (), (), ((16384, 128, 48), (16384, 256, 48)), ((256, 128), (256,)))
+    call = Call(Op("pwconv1d", "wgrad"), (), (), ((16384, 128, 48), (16384, 256, 48)), ((256, 128), (256,)))
     for tile in candidates_wgrad(call, H200):
         blocks, places = tile.grid(256, 128)[0] * tile.split, tile.blocks_per_multiprocessor * H200.multiprocessors
         assert 0.9 * places <= blocks <= 2 * places

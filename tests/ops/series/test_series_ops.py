@@ -17,15 +17,16 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.target import H200
-from nbcnn.modes import COMMON, MODES
+from nbcnn.modes import COMMON, MODES, named
 from nbcnn.ops.activations import gelu
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.losses import rmsle
 from nbcnn.ops.series import gather_windows, pwconv1d, s4kernel
+from nbcnn.plan.op import Op
 
 OURS = ("pwconv1d", "s4kernel", "gelu", "glu", "last", "rmsle", "gather_windows")
-CASES = [case for case in mean_cases() if case.op.startswith(OURS)]
+CASES = [case for case in mean_cases() if str(case.op).startswith(OURS)]
 SMALL = ("1×1×1 to 1", "2×3×5 to 7", "2×3×5 to 7 bias")
 
 
@@ -128,7 +129,7 @@ def test_a_prediction_that_is_nan_makes_the_loss_nan(device):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")
 def test_kernels_are_within_their_bounds(case, device):
-    if gpu_device.SIMULATOR and "conv" in case.op and case.label not in SMALL:
+    if gpu_device.SIMULATOR and "conv" in str(case.op) and case.label not in SMALL:
         pytest.skip("a thread of the simulator is a Python thread")
     keys = [("naive", "fp32"), ("im2col", "fp32")] if gpu_device.SIMULATOR else [key for key, row in MODES.items() if row.device == "gpu"]
     for key in keys:
@@ -149,7 +150,7 @@ def test_kernels_are_within_their_bounds(case, device):
 def test_every_backward_fits_its_forward(mode, device):
     if gpu_device.SIMULATOR and mode == "im2col":
         pytest.skip("its own kernels, the best depthwise ones, are compared with the reference in test_dwconv1d.py; the others are naive's")
-    cases = [c for c in CASES if not (gpu_device.SIMULATOR and "conv" in c.op and c.label not in SMALL)]
+    cases = [c for c in CASES if not (gpu_device.SIMULATOR and "conv" in str(c.op) and c.label not in SMALL)]
     findings = [f for f in gradcheck.check_row(MODES[mode, "fp32"], device, cases) if f.check.startswith("dot")]
     assert len(findings) >= 15
     assert [str(f) for f in findings if not f.ok] == []
@@ -186,13 +187,13 @@ def test_counts_are_those_of_the_kernels(op, device, monkeypatch):
 
 def test_a_window_counts_its_rows_and_its_target():
     shapes = ((600,), (200,), (50,), (50,), (8,)), ((7, 3, 48), (7,))
-    (moved,) = gather_windows.OPS["gather_windows"].traffic(Call("gather_windows", (), (), *shapes))
+    (moved,) = gather_windows.OPS["gather_windows"].traffic(Call(Op("gather_windows"), (), (), *shapes))
     assert (moved.read, moved.write) == (4 * (7 * 3 * 48 + 7), 4 * (7 * 3 * 48 + 7))
 
 
 @pytest.mark.parametrize(("path", "shapes"), [("fprop", (((5, 8, 16), (12, 8)), ((5, 12, 16),))), ("wgrad", (((5, 8, 16), (5, 12, 16)), ((12, 8),)))])
 def test_a_transposed_convolution_counts_its_transposes(path, shapes):
-    call, op = Call(f"pwconv1d_{path}", (), (), *shapes), f"conv_{path}"
+    call, op = Call(named(f"pwconv1d_{path}"), (), (), *shapes), f"conv_{path}"
     impl, engine = pwconv1d.transposed(im2col.OPS)[call.op], im2col.OPS[op]
     call = replace(call, tile=impl.tile(call, H200))
     made, bare = impl.traffic(call), engine.traffic(pwconv1d.as_convolution(call, "NHWC"))
@@ -203,7 +204,7 @@ def test_a_transposed_convolution_counts_its_transposes(path, shapes):
 
 
 def test_scratch_of_a_transposed_convolution_holds_both_series_aligned():
-    call = Call("pwconv1d_fprop", (), (), ((2, 3, 5), (7, 3)), ((2, 7, 5),))
+    call = Call(Op("pwconv1d", "fprop"), (), (), ((2, 3, 5), (7, 3)), ((2, 7, 5),))
     impl = pwconv1d.transposed(im2col.OPS)["pwconv1d_fprop"]
     places = pwconv1d._places(call)
     assert [(side, operand, first) for side, operand, first, _ in places] == [("in", 0, 0), ("out", 0, 256), ("", 0, 768)]
@@ -217,9 +218,9 @@ def _launches(op, impl, kind="float32"):
     shapes = [tuple(a.shape for a in case.ins), tuple(shape for shape, _ in case.outs)]
     ins = tuple(np.empty(a.size, a.dtype) for a in case.ins)
     outs = tuple(np.empty(max(1, math.prod(shape)), dtype) for shape, dtype in case.outs)
-    bare = Call(op, ins, outs, *shapes, case.attrs, scratch=None)
+    bare = Call(named(op), ins, outs, *shapes, case.attrs, scratch=None)
     scratch = np.empty(impl.scratch(bare), np.uint8) if impl.scratch(bare) else None
-    return impl.bind(Call(op, ins, outs, *shapes, case.attrs, scratch=scratch))
+    return impl.bind(Call(named(op), ins, outs, *shapes, case.attrs, scratch=scratch))
 
 
 LEAN = [f"{name}_{path}" for name in ("glu", "last", "rmsle") for path in ("fprop", "dgrad")] + ["gather_windows"]

@@ -12,6 +12,7 @@ from typing import Any
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.arena import ALIGNMENT, align
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE, numpy_dtype
 
@@ -34,7 +35,7 @@ def operands(call: Call, side: str) -> list[Operand]:
     return [Operand(arrays[i] if arrays else None, shape, dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))]
 
 
-def inner(call: Call, op: str, ins: list[Operand], outs: list[Operand], **changes: Any) -> Call:
+def inner(call: Call, op: Op, ins: list[Operand], outs: list[Operand], **changes: Any) -> Call:
     """The call of one inner op of `call`."""
     bound = all(o.array is not None for o in (*ins, *outs))
     made: dict[str, Any] = {"op": op, "ins": (), "outs": ()}
@@ -81,8 +82,8 @@ def pool_wgrad(wgrad: Impl, unpool: Impl) -> Impl:
         dz = middle(call, (n, k, 2 * p, 2 * q), dy.dtype)
         outs = operands(call, "out")
         return (
-            inner(call, "unpool", [dy, index], [dz], attrs={}, tile=None, scratch=None),
-            inner(call, "conv_wgrad", [x, dz], outs, scratch=rest(call, dz)),
+            inner(call, Op("unpool"), [dy, index], [dz], attrs={}, tile=None, scratch=None),
+            inner(call, Op("conv", "wgrad"), [x, dz], outs, scratch=rest(call, dz)),
             dz,
         )
 
@@ -111,10 +112,10 @@ def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
         x, w, b, target = operands(call, "in")
         loss, dy = operands(call, "out")
         y = middle(call, dy.shape, dy.dtype)
-        first = inner(call, "upconv_fprop", [x, w, b], [y], scratch=rest(call, y))
+        first = inner(call, Op("upconv", "fprop"), [x, w, b], [y], scratch=rest(call, y))
         after = {"tile": None, "packed": None, "scratch": rest(call, y)}
-        second = inner(call, "mse_fprop", [y, target], [loss], **after)
-        return first, second, inner(call, "mse_dgrad", [y, target], [dy], **(after | {"scratch": None})), y
+        second = inner(call, Op("mse", "fprop"), [y, target], [loss], **after)
+        return first, second, inner(call, Op("mse", "dgrad"), [y, target], [dy], **(after | {"scratch": None})), y
 
     def bind(call: Call) -> list[Launch | HostCall]:
         first, second, third, _ = parts(call)

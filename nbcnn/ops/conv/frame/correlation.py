@@ -26,6 +26,7 @@ import numpy as np
 from nbcnn.ops.conv.frame.folded import gradient_filters, phase_filters
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
+from nbcnn.plan.op import Op, Pool
 from nbcnn.plan.shapes import numel
 
 
@@ -149,15 +150,15 @@ def by_parity(taps: int, pad: int) -> Parity:
 def in_phases(call: Call) -> bool:
     """True for an input gradient of stride 2 that is computed as four correlations."""
     dy, dx = call.in_shapes[0], call.out_shapes[0]
-    return call.op.startswith("conv_dgrad") and call.attrs["stride"] == 2 and dx[2:] == (2 * dy[2], 2 * dy[3])
+    return call.op.plain == Op("conv", "dgrad") and call.attrs["stride"] == 2 and dx[2:] == (2 * dy[2], 2 * dy[3])
 
 
 def correlation(call: Call) -> Correlation:
     """The correlation(s) that a call computes."""
     (N, C, H, W), (_, K, P, Q) = call.in_shapes[0], call.out_shapes[0]
-    if call.op.startswith("upconv_fprop") or call.op.startswith("upconv_relu_fprop"):
+    if call.op.plain == Op("upconv", "fprop"):
         return Correlation(N, H, W, C, H, W, K, 2, 2, 1, 1, 1, phases=4)
-    if call.op.startswith("upconv_dgrad"):
+    if call.op.plain == Op("upconv", "dgrad"):
         return Correlation(N, H, W, C, P, Q, K, 4, 4, 2, 1, 1)
     R, S = call.in_shapes[1][2:]
     pad = call.attrs["pad"]
@@ -166,9 +167,9 @@ def correlation(call: Call) -> Correlation:
         taps, spans = down.taps * across.taps, Spans(down.spans, across.spans)
         unequal = spans if spans.total < 4 * taps else None
         return Correlation(N, H, W, C, H, W, K, down.taps, across.taps, 1, down.first, across.first, phases=4, spans=unequal)
-    if call.op.startswith("conv_dgrad"):
+    if call.op.plain == Op("conv", "dgrad"):
         return Correlation(N, H, W, C, P, Q, K, R, S, 1, R - 1 - pad, S - 1 - pad, dilate=call.attrs["stride"])
-    if "pool" in call.op:
+    if call.op.has(Pool):
         P, Q = 2 * P, 2 * Q
     return Correlation(N, H, W, C, P, Q, K, R, S, call.attrs["stride"], pad, pad)
 
@@ -201,7 +202,7 @@ def refusal(call: Call) -> str | None:
     """None if the kernel serves the call, else the reason in words."""
     if reason := not_nhwc(call, "wgmma reads"):
         return reason
-    if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1 and not in_phases(call):
+    if call.op.plain == Op("conv", "dgrad") and call.attrs["stride"] != 1 and not in_phases(call):
         return f"the input gradient of stride {call.attrs['stride']} is no correlation"
     g = correlation(call)
     if g.C % 8:
@@ -235,10 +236,10 @@ def pack(call: Call, channels: int = 1, of_tap: int = 1) -> np.ndarray:
     index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
     if in_phases(call):
         rows = parity_filters(index, call.attrs["pad"])[None].transpose(0, 1, 2, 4, 5, 3)  # terms, phases, C, R, S, K
-    elif not call.op.startswith("upconv"):
-        rows = index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1] if "dgrad" in call.op else index
+    elif call.op.kind != "upconv":
+        rows = index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1] if call.op.direction == "dgrad" else index
         rows = rows.transpose(0, 2, 3, 1)[None]  # terms, K, R, S, C
-    elif "fprop" in call.op:
+    elif call.op.direction == "fprop":
         rows = phase_filters(index).transpose(0, 1, 2, 4, 5, 3)  # terms, phases, K, R, S, C
     else:
         rows = gradient_filters(index).transpose(0, 2, 3, 4, 1)  # terms, C, R, S, K

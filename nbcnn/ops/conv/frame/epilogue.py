@@ -15,12 +15,13 @@ from typing import Any
 
 from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.op import Add, Mask, Op, Partials, Pool
 
-WITH_MOMENTS = "conv_moments_fprop"
+WITH_MOMENTS = Op("conv", "fprop", after=(Partials("moments"),))
 """x, w[, b] -> y, partials (2,K,chunks) float32. No op of the table: how many chunks there are is the tile's business (`chunk_of`)."""
-WITH_SECOND = "conv_dgrad_add_relu"
+WITH_SECOND = Op("conv", "dgrad", after=(Add(), Mask("relu")))
 """The masked gradient to which a second one is added (`nbcnn.ops.conv.fused`)."""
-WITH_SUMS = "conv_dgrad_sums"
+WITH_SUMS = Op("conv", "dgrad", after=(Partials("sums"),))
 """dy, w, x, weight, bias, mean, rstd[, y][, more] -> dx, partials (2,K,chunks) float32, and attributes activation, masked, added; not of the table.
 
 What they are says `nbcnn.ops.conv_norm.gradient_sums`.
@@ -47,7 +48,7 @@ def kind_of(call: Call) -> str:
     """The kind of epilogue that a pass over images has."""
     if call.op in (WITH_MOMENTS, WITH_SUMS):
         return "moments" if call.op == WITH_MOMENTS else "sums"
-    return "mask" if call.op.endswith(("dgrad_relu", WITH_SECOND)) else "pool" if "pool" in call.op else "rows"
+    return "mask" if call.op.mask else "pool" if call.op.has(Pool) else "rows"
 
 
 def epilogue(call: Call) -> Epilogue:
@@ -57,7 +58,7 @@ def epilogue(call: Call) -> Epilogue:
     return Epilogue(
         kind,
         epilogue_function(call) if kind == "rows" else None,
-        third if "fprop" in call.op else None,
+        third if call.op.direction == "fprop" else None,
         third if kind == "mask" else None,
         call.outs[1] if kind in ("pool", "moments", "sums") else None,
     )

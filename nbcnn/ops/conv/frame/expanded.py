@@ -27,6 +27,7 @@ from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.kernel.windows import position
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -45,7 +46,11 @@ class Dense:
 def dense(call: Call) -> Dense:
     """The convolution of a call of gconv_*, whose strides are one."""
     attrs, made = call.attrs, call.out_shapes[0]
-    x, y = {"gconv_fprop": (call.in_shapes[0], made), "gconv_dgrad": (made, call.in_shapes[0]), "gconv_wgrad": call.in_shapes[:2]}[call.op]
+    x, y = {
+        Op("gconv", "fprop"): (call.in_shapes[0], made),
+        Op("gconv", "dgrad"): (made, call.in_shapes[0]),
+        Op("gconv", "wgrad"): call.in_shapes[:2],
+    }[call.op]
     (_, c, *extent), (_, k, *out), stride = x, y, attrs["stride"][0]
     reach = [(r - 1) * d + 1 for r, d in zip(own_filters(call)[2:], attrs["dilation"], strict=True)]
     ends = [(p - 1) * stride + r - h - before for h, p, r, before in zip(extent, out, reach, attrs["pad"], strict=True)]
@@ -58,7 +63,7 @@ def dense(call: Call) -> Dense:
 
 def own_filters(call: Call) -> tuple[int, ...]:
     """(K, C/groups, R, S) of a call."""
-    return call.out_shapes[0] if call.op == "gconv_wgrad" else call.in_shapes[1]
+    return call.out_shapes[0] if call.op == Op("gconv", "wgrad") else call.in_shapes[1]
 
 
 def places(call: Call) -> np.ndarray:
@@ -83,10 +88,10 @@ def take_weights_kernel(whole, dw, count, K, CG, R, S, KG, C, RD, SD, down, righ
         dw[i] = whole[((k * C + c) * RD + top + r * down) * SD + left + s * right]
 
 
-def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
+def grouped(engine: Mapping[Op, Impl], most: int) -> dict[Op, Impl]:
     """gconv_fprop, gconv_dgrad and gconv_wgrad by the conv_* of `engine`, for at most `most` times the products."""
 
-    def supports(call: Call, target: Target, impl: Impl, op: str) -> str | None:
+    def supports(call: Call, target: Target, impl: Impl, op: Op) -> str | None:
         (down, right), own = call.attrs["stride"], own_filters(call)
         if down != right:
             return f"strides of {down} and {right} are not one"
@@ -96,17 +101,17 @@ def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
             return f"with the zeros of its filters written out it has {times:.0f} times the products, more than {most}"
         return too_large(filters, what="the filters with their zeros") or impl.supports(dense_call(call, op), target)
 
-    def dense_call(call: Call, op: str) -> Call:
+    def dense_call(call: Call, op: Op) -> Call:
         """The engine's call; of a weight gradient, into scratch."""
         g, ins, outs = dense(call), operands(call, "in"), operands(call, "out")
         attrs = {"stride": g.stride, "pad": g.pad}
-        if op == "conv_wgrad":
+        if op == Op("conv", "wgrad"):
             whole = middle(call, g.filters, "float32")
             return inner(call, op, ins, [whole, *outs[1:]], attrs=attrs, scratch=rest(call, whole))
         ins[1] = replace(ins[1], shape=g.filters)
         return inner(call, op, ins, outs, attrs=attrs)
 
-    def made(op: str, impl: Impl) -> Impl:
+    def made(op: Op, impl: Impl) -> Impl:
         pack = impl.pack
 
         def packed(call: Call) -> np.ndarray:
@@ -117,7 +122,7 @@ def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
 
         def bind(call: Call) -> list[Launch | HostCall]:
             launches = list(impl.bind(dense_call(call, op)))
-            if op == "conv_wgrad":
+            if op == Op("conv", "wgrad"):
                 g, (k, cg, r, s) = dense(call), own_filters(call)
                 whole = middle(call, g.filters, "float32").array
                 numbers = (k * cg * r * s, k, cg, r, s, k // call.attrs["groups"], *g.filters[1:], *call.attrs["dilation"], *g.first)
@@ -126,13 +131,13 @@ def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
             return launches
 
         def scratch(call: Call) -> int:
-            before = middle(call, dense(call).filters, "float32").nbytes if op == "conv_wgrad" else 0
+            before = middle(call, dense(call).filters, "float32").nbytes if op == Op("conv", "wgrad") else 0
             return before + impl.scratch(dense_call(call, op))
 
         def traffic(call: Call) -> list[Traffic]:
             assert impl.traffic is not None
             weights = 4 * numel(own_filters(call))
-            return [*impl.traffic(dense_call(call, op)), *([once(weights, weights)] if op == "conv_wgrad" else [])]
+            return [*impl.traffic(dense_call(call, op)), *([once(weights, weights)] if op == Op("conv", "wgrad") else [])]
 
         changes: dict[str, Any] = {
             "engine": f"{impl.engine} with zeros",
@@ -147,4 +152,4 @@ def grouped(engine: Mapping[str, Impl], most: int) -> dict[str, Impl]:
         }
         return replace(impl, **changes)
 
-    return {f"g{op}": made(op, engine[op]) for op in ("conv_fprop", "conv_dgrad", "conv_wgrad") if op in engine}
+    return {replace(op, kind="gconv"): made(op, engine[op]) for op in (Op("conv", "fprop"), Op("conv", "dgrad"), Op("conv", "wgrad")) if op in engine}

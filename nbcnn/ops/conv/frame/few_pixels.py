@@ -12,20 +12,21 @@ from dataclasses import replace
 
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.plan.op import Op, Pool
 
 MOST_PIXELS = 256
 """Pixels of all result images together, before pooling."""
 
 
-def for_few_pixels(ops: Mapping[str, Impl]) -> dict[str, Impl]:
+def for_few_pixels(ops: Mapping[Op, Impl]) -> dict[Op, Impl]:
     """The implementations among `ops` that make images, for calls whose result has at most MOST_PIXELS pixels."""
-    return {op: _limited(impl) for op, impl in ops.items() if op.endswith(("fprop", "dgrad", "dgrad_relu"))}
+    return {op: _limited(impl) for op, impl in ops.items() if op.direction in ("fprop", "dgrad")}
 
 
 def _limited(impl: Impl) -> Impl:
     def slower(call: Call, target: Target) -> str | None:
         n, _, height, width = next(shape for shape in call.out_shapes if len(shape) == 4)
-        pixels = n * height * width * (4 if "pool" in call.op else 1)
+        pixels = n * height * width * (4 if call.op.has(Pool) else 1)
         if pixels > MOST_PIXELS:
             return f"{pixels} pixels are enough for larger tiles"
         return impl.slower(call, target)

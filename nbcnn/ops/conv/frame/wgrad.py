@@ -25,10 +25,11 @@ from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, windows
+from nbcnn.plan.op import Op
 
 
 def is_up(call: Call) -> bool:
-    return call.op == "upconv_wgrad"
+    return call.op == Op("upconv", "wgrad")
 
 
 def correlation(call: Call) -> Correlation:

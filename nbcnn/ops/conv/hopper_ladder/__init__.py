@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from nbcnn.ops.conv.hopper_ladder import step1_im2col, step2_tma, step3_ring, step4_wgmma, step5_roles, step6_epilogue
 from nbcnn.ops.kernel.call import Impl
+from nbcnn.plan.op import Map, Op
+
+CONV = Op("conv", "fprop")
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Step:
     name: str
     idea: str
     impl: Impl
-    op: str = "conv_fprop"
+    op: Op = CONV
 
 
 STEPS = (
@@ -27,5 +30,5 @@ STEPS = (
     Step("3 ring", "fetch while multiplying", step3_ring.IMPL),
     Step("4 wgmma", "operands from shared memory", step4_wgmma.IMPL),
     Step("5 roles", "producer and consumers", step5_roles.IMPL),
-    Step("6 epilogue", "bias, ReLU, TMA store", step6_epilogue.IMPL, "conv_relu_fprop"),
+    Step("6 epilogue", "bias, ReLU, TMA store", step6_epilogue.IMPL, Op("conv", "fprop", after=(Map("relu"),))),
 )

@@ -19,17 +19,18 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
+from nbcnn.plan.op import Map, Mask, Op, Pool
 
 IMAGE_OPS = (
-    "conv_fprop",
-    "conv_relu_fprop",
-    "conv_relu_pool_fprop",
-    "conv_dgrad",
-    "conv_dgrad_relu",
-    "upconv_fprop",
-    "upconv_relu_fprop",
-    "upconv_dgrad",
-    "upconv_dgrad_relu",
+    Op("conv", "fprop"),
+    Op("conv", "fprop", after=(Map("relu"),)),
+    Op("conv", "fprop", after=(Map("relu"), Pool())),
+    Op("conv", "dgrad"),
+    Op("conv", "dgrad", after=(Mask("relu"),)),
+    Op("upconv", "fprop"),
+    Op("upconv", "fprop", after=(Map("relu"),)),
+    Op("upconv", "dgrad"),
+    Op("upconv", "dgrad", after=(Mask("relu"),)),
 )
 
 
@@ -43,7 +44,7 @@ def refusal(call: Call, target: Target) -> str | None:
     return too_large(call.in_shapes[0], call.out_shapes[0])
 
 
-def implementations(precision: str) -> dict[str, Impl]:
+def implementations(precision: str) -> dict[Op, Impl]:
     """The passes over images in one precision, by op; and the convolution with moments, which is none of the table's."""
     kind = KINDS[precision]
 
@@ -128,7 +129,7 @@ def traffic(call: Call, kind: Kind) -> list[Traffic]:
     filters = g.phases * g.K * g.k_tiles(kind.channels) * ROW_BYTES
     read = kind.element * g.N * g.C * pixels * ceil_div(g.K, tile.BN) + filters * ceil_div(g.GM, tile.BM)
     distinct = kind.element * g.N * g.C * seen + filters
-    mask = size(call, "in", 2) if call.op.endswith("dgrad_relu") else 0
+    mask = size(call, "in", 2) if call.op.mask else 0
     if tile.split == 1:
         return [Traffic(read + mask, outputs(call), distinct + mask)]
     partials = 4 * tile.split * g.phases * g.GM * g.K

@@ -22,6 +22,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.plan.bounds import STORE
+from nbcnn.plan.op import Op
 
 _INNER_TAPS = 4
 
@@ -71,6 +72,6 @@ class MmaWeightGradient(WeightGradient[PixelTile]):
 IMPLS = {name: MmaWeightGradient(kind).impl(needs=(8, 0)) for name, kind in KINDS.items()}
 
 
-def ops(precision: str) -> dict[str, Impl]:
+def ops(precision: str) -> dict[Op, Impl]:
     """What this module implements in `precision`, by op."""
-    return {"conv_wgrad": IMPLS[precision], "upconv_wgrad": IMPLS[precision]}
+    return {Op("conv", "wgrad"): IMPLS[precision], Op("upconv", "wgrad"): IMPLS[precision]}

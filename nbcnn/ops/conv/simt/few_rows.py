@@ -29,6 +29,7 @@ from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_load_if
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 from nbcnn.ops.ptx.vector import load4_if
+from nbcnn.plan.op import Map, Op
 
 MOST_ROWS = 8
 """With more rows tiles are as fast: a layer of 256 → 256 takes 1.8 µs for one row and 7.1 for 16, and in tiles 4.3 for 64 (H200, fp32)."""
@@ -156,5 +157,5 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 _IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic, engine="few rows")
-OPS = {"conv_fprop": _IMPL, "conv_relu_fprop": _IMPL}
+OPS = {Op("conv", "fprop"): _IMPL, Op("conv", "fprop", after=(Map("relu"),)): _IMPL}
 """Forward convolutions of few rows, in every GPU row that stores NHWC."""

@@ -38,6 +38,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
 from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, clipped, windows
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 
 
@@ -153,7 +154,7 @@ def padded(count: int) -> int:
 def shape_of(call: Call) -> ConvShape:
     """The convolution behind a call of fprop or dgrad, plain or fused."""
     K, C, R, S = call.in_shapes[1]
-    N, _, H, W = (call.in_shapes if "fprop" in call.op else call.out_shapes)[0]
+    N, _, H, W = (call.in_shapes if call.op.direction == "fprop" else call.out_shapes)[0]
     return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
 
 
@@ -177,7 +178,7 @@ def fprop_extents(c: ConvShape) -> tuple[int, ...]:
 def dgrad_gather(call: Call) -> tuple[tuple[int, ...], Window]:
     """What `launches` gathers from, dy, and the window."""
     c = shape_of(call)
-    if in_phases(call) and call.op == "conv_dgrad":
+    if in_phases(call) and call.op == Op("conv", "dgrad"):
         down, across = by_parity(c.R, c.pad), by_parity(c.S, c.pad)
         return (c.N, c.K, c.P, c.Q, c.P, c.Q, down.first, across.first), Window(down.taps, across.taps, phases=True)
     return (c.N, c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad), Window(c.R, c.S, 1, c.stride)
@@ -186,7 +187,7 @@ def dgrad_gather(call: Call) -> tuple[tuple[int, ...], Window]:
 def traffic(call: Call, after: str | None = None) -> list[Traffic]:
     """Bytes of fprop or dgrad; `after` as in `Window`."""
     c = shape_of(call)
-    if "fprop" in call.op:
+    if call.op.direction == "fprop":
         return product_traffic(call.tile, c.K, fprop_extents(c), Window(c.R, c.S, c.stride, after=after))
     extents, window = dgrad_gather(call)
     return product_traffic(call.tile, c.C, extents, replace(window, after=after))
@@ -208,17 +209,17 @@ def pack_dgrad(call: Call) -> np.ndarray:
     """w (K,C,R,S) as [R][S][K][C], taps in reverse order; of four phases [R'][S'][K][phase][C]."""
     w = call.in_shapes[1]
     index = np.arange(numel(w)).reshape(w)
-    if in_phases(call) and call.op == "conv_dgrad":
+    if in_phases(call) and call.op == Op("conv", "dgrad"):
         return _packed_index(parity_filters(index, call.attrs["pad"]).transpose(3, 4, 2, 0, 1))
     return _packed_index(index.transpose(2, 3, 0, 1)[::-1, ::-1])
 
 
 def product(call: Call) -> Product:
     """GM, GN, GK of fprop or dgrad; whether k-tiles are whole loads; whether a sum of parts always runs."""
-    path = "fprop" if "fprop" in call.op else "dgrad"
+    path = "fprop" if call.op.direction == "fprop" else "dgrad"
     c = shape_of(call)
     whole_tiles = (c.C if path == "fprop" else c.K) % 16 == 0
-    if path == "dgrad" and call.op == "conv_dgrad" and in_phases(call):
+    if path == "dgrad" and call.op == Op("conv", "dgrad") and in_phases(call):
         _, window = dgrad_gather(call)
         return 4 * c.N * c.P * c.Q, c.C, c.K * window.R * window.S, whole_tiles, False
     return *c.gemm(path), whole_tiles, False
@@ -230,8 +231,8 @@ def scratch(call: Call) -> int:
 
 
 OPS = {
-    "conv_fprop": Impl(bind_fprop, scratch, pack=pack_fprop, traffic=traffic, **choices(product)),
-    "conv_dgrad": Impl(bind_dgrad, scratch, pack=pack_dgrad, traffic=traffic, **choices(product)),
-    "conv_wgrad": Impl(im2col_wgrad.bind, im2col_wgrad.scratch, traffic=im2col_wgrad.traffic, **choices(im2col_wgrad.product)),
+    Op("conv", "fprop"): Impl(bind_fprop, scratch, pack=pack_fprop, traffic=traffic, **choices(product)),
+    Op("conv", "dgrad"): Impl(bind_dgrad, scratch, pack=pack_dgrad, traffic=traffic, **choices(product)),
+    Op("conv", "wgrad"): Impl(im2col_wgrad.bind, im2col_wgrad.scratch, traffic=im2col_wgrad.traffic, **choices(im2col_wgrad.product)),
 }
 """The convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -33,6 +33,7 @@ from nbcnn.ops.kernel.tiles import partial_bytes
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.losses import pairs
 from nbcnn.plan.arena import ALIGNMENT, align
+from nbcnn.plan.op import Loss, Map, Mask, Op, Pool, Unpool
 from nbcnn.plan.shapes import ConvShape, numel
 
 
@@ -131,7 +132,7 @@ def product_up_wgrad(call: Call) -> Product:
 
 def scratch(call: Call) -> int:
     """Bytes of the partial outputs, if GK is split: four times as many rows as y has, if those are pooled."""
-    rows = 4 if call.op == "conv_relu_pool_fprop" else 1
+    rows = 4 if call.op == Op("conv", "fprop", after=(Map("relu"), Pool())) else 1
     return partial_bytes(call.tile.split, rows * numel(call.out_shapes[0]))
 
 
@@ -184,16 +185,18 @@ _UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, traffic=traffic
 _UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, traffic=traffic_up_dgrad, **choices(product_up_dgrad))
 
 FUSED = {
-    "conv_relu_fprop": _FPROP,
-    "conv_relu_pool_fprop": _FPROP,
-    "conv_dgrad_relu": Impl(bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, traffic=traffic_dgrad_relu, **_TILES),
-    "conv_pool_wgrad": composed.pool_wgrad(im2col.OPS["conv_wgrad"], unpool.IMPL),
-    "unpool": unpool.IMPL,
-    "upconv_fprop": _UP,
-    "upconv_relu_fprop": _UP,
-    "upconv_mse_fprop": composed.upconv_mse(_UP, pairs.OPS["mse_fprop"], pairs.OPS["mse_dgrad"]),
-    "upconv_dgrad": _UP_DGRAD,
-    "upconv_dgrad_relu": _UP_DGRAD,
-    "upconv_wgrad": Impl(bind_up_wgrad, scratch_up_wgrad, supports, traffic=traffic_up_wgrad, **choices(product_up_wgrad)),
+    Op("conv", "fprop", after=(Map("relu"),)): _FPROP,
+    Op("conv", "fprop", after=(Map("relu"), Pool())): _FPROP,
+    Op("conv", "dgrad", after=(Mask("relu"),)): Impl(
+        bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, traffic=traffic_dgrad_relu, **_TILES
+    ),
+    Op("conv", "wgrad", before=(Unpool(),)): composed.pool_wgrad(im2col.OPS[Op("conv", "wgrad")], unpool.IMPL),
+    Op("unpool"): unpool.IMPL,
+    Op("upconv", "fprop"): _UP,
+    Op("upconv", "fprop", after=(Map("relu"),)): _UP,
+    Op("upconv", "fprop", after=(Loss("mse"),)): composed.upconv_mse(_UP, pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]),
+    Op("upconv", "dgrad"): _UP_DGRAD,
+    Op("upconv", "dgrad", after=(Mask("relu"),)): _UP_DGRAD,
+    Op("upconv", "wgrad"): Impl(bind_up_wgrad, scratch_up_wgrad, supports, traffic=traffic_up_wgrad, **choices(product_up_wgrad)),
 }
 """The fused convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -27,6 +27,7 @@ from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
 from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, clipped
+from nbcnn.plan.op import Map, Op
 
 TILE = Tile(128, 128, 16, 8, 8)
 """For K a multiple of 16."""
@@ -100,9 +101,9 @@ def bind(call: Call) -> list[Launch]:
     x, w, *rest = call.ins
     b = rest[0] if rest else None
     if tile.split == 1:
-        return [launch_gemm_nt(x, w, y, M, N, K, tile, b, after, call.op)]
+        return [launch_gemm_nt(x, w, y, M, N, K, tile, b, after, str(call.op))]
     parts = call.scratch[: scratch(call)].view(np.float32)
-    return [launch_gemm_nt(x, w, parts, M, N, K, tile, name=call.op), launch_sum_partials(parts, b, y, M * N, N, tile.split, after)]
+    return [launch_gemm_nt(x, w, parts, M, N, K, tile, name=str(call.op)), launch_sum_partials(parts, b, y, M * N, N, tile.split, after)]
 
 
 def scratch(call: Call) -> int:
@@ -117,5 +118,5 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 _IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*extents(call), extents(call)[2] % 16 == 0, False), "pointwise"))
-OPS = {"conv_fprop": _IMPL, "conv_relu_fprop": _IMPL}
+OPS = {Op("conv", "fprop"): _IMPL, Op("conv", "fprop", after=(Map("relu"),)): _IMPL}
 """Forward convolutions with 1×1 filters of row `im2col`."""

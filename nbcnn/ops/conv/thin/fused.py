@@ -26,6 +26,7 @@ from nbcnn.ops.conv.thin import up as thin_up
 from nbcnn.ops.conv.thin import wgrad as thin_wgrad
 from nbcnn.ops.conv.thin.shape import correlation, refusal
 from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.plan.op import Loss, Map, Mask, Op, Pool, Unpool
 from nbcnn.plan.shapes import numel
 
 
@@ -66,15 +67,15 @@ _UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_s
 _WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin")
 
 FUSED = {
-    "conv_relu_fprop": _gather(None),
-    "conv_relu_pool_fprop": _gather("pool"),
-    "conv_dgrad_relu": _gather("mask"),
-    "conv_pool_wgrad": _WGRAD,
-    "upconv_fprop": _UP,
-    "upconv_relu_fprop": _UP,
-    "upconv_mse_fprop": _UP,
-    "upconv_dgrad": _gather(None, pack_folded),
-    "upconv_dgrad_relu": _gather("mask", pack_folded),
-    "upconv_wgrad": _WGRAD,
+    Op("conv", "fprop", after=(Map("relu"),)): _gather(None),
+    Op("conv", "fprop", after=(Map("relu"), Pool())): _gather("pool"),
+    Op("conv", "dgrad", after=(Mask("relu"),)): _gather("mask"),
+    Op("conv", "wgrad", before=(Unpool(),)): _WGRAD,
+    Op("upconv", "fprop"): _UP,
+    Op("upconv", "fprop", after=(Map("relu"),)): _UP,
+    Op("upconv", "fprop", after=(Loss("mse"),)): _UP,
+    Op("upconv", "dgrad"): _gather(None, pack_folded),
+    Op("upconv", "dgrad", after=(Mask("relu"),)): _gather("mask", pack_folded),
+    Op("upconv", "wgrad"): _WGRAD,
 }
 """The fused convolutions that a thin side is served by; they stand before those of im2col_fused.py in the row's chain."""

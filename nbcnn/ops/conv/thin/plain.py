@@ -25,6 +25,7 @@ from nbcnn.ops.conv.thin import wgrad as thin_wgrad
 from nbcnn.ops.conv.thin.shape import correlation, refusal
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.op import Op
 
 
 def _form(call: Call) -> Any:
@@ -63,8 +64,8 @@ def traffic(call: Call) -> list[Traffic]:
 
 IMAGES = Impl(bind, scratch, supports, tile, pack, traffic=traffic, engine="thin")
 
-OPS: dict[str, Impl] = {
-    "conv_fprop": IMAGES,
-    "conv_dgrad": IMAGES,
-    "conv_wgrad": Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin"),
+OPS: dict[Op, Impl] = {
+    Op("conv", "fprop"): IMAGES,
+    Op("conv", "dgrad"): IMAGES,
+    Op("conv", "wgrad"): Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin"),
 }

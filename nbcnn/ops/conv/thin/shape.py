@@ -15,6 +15,7 @@ import numpy as np
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
+from nbcnn.plan.op import Loss, Op, Pool
 from nbcnn.plan.shapes import numel
 
 THIN = 4
@@ -25,14 +26,14 @@ WINDOW = 25
 
 def correlation(call: Call) -> Correlation:
     """The correlation that an fprop or dgrad call computes, plain or fused; P and Q are those before a pooling."""
-    (N, C, H, W), (_, K, P, Q) = call.in_shapes[0], call.out_shapes[1 if call.op == "upconv_mse_fprop" else 0]
+    (N, C, H, W), (_, K, P, Q) = call.in_shapes[0], call.out_shapes[1 if call.op == Op("upconv", "fprop", after=(Loss("mse"),)) else 0]
     R, S = call.in_shapes[1][2:]
-    if call.op.startswith("upconv_dgrad"):
+    if call.op.plain == Op("upconv", "dgrad"):
         return Correlation(N, H, W, C, P, Q, K, 4, 4, 2, 1, 1)
-    if "pool" in call.op:
+    if call.op.has(Pool):
         P, Q = 2 * P, 2 * Q
     pad = call.attrs.get("pad", 1)
-    top, left = (pad, pad) if "fprop" in call.op else (R - 1 - pad, S - 1 - pad)
+    top, left = (pad, pad) if call.op.direction == "fprop" else (R - 1 - pad, S - 1 - pad)
     return Correlation(N, H, W, C, P, Q, K, R, S, 1, top, left)
 
 
@@ -40,7 +41,7 @@ def filter_index(call: Call) -> np.ndarray:
     """(K,C,R,S) positions of `correlation(call)`'s filter in the flat weight of the call."""
     shape = call.in_shapes[1]
     index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
-    return index if "fprop" in call.op else index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
+    return index if call.op.direction == "fprop" else index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
 
 
 def refusal(call: Call, filter_shape: tuple[int, ...], images: tuple[tuple[int, ...], ...]) -> str | None:

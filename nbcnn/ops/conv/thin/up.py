@@ -25,6 +25,7 @@ from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.plan.arena import ALIGNMENT, align
+from nbcnn.plan.op import Loss, Op
 from nbcnn.plan.shapes import numel
 
 # Along one axis: tap a, read from pixel i + d, reaches the output pixels 2i + r of these r. Tap 1 gives both the same.
@@ -111,7 +112,7 @@ def _grid(call: Call) -> int:
 
 def scratch(call: Call) -> int:
     """Bytes of the products, and of the partial losses behind them."""
-    return _parts_bytes(call) + (8 * _grid(call) if call.op == "upconv_mse_fprop" else 0)
+    return _parts_bytes(call) + (8 * _grid(call) if call.op == Op("upconv", "fprop", after=(Loss("mse"),)) else 0)
 
 
 def _parts_bytes(call: Call) -> int:
@@ -120,7 +121,7 @@ def _parts_bytes(call: Call) -> int:
 
 def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), w (K,C,3,3), b (K)[, target] -> [loss (),] y (N,K,2H,2W)."""
-    g, mse = correlation(call), call.op == "upconv_mse_fprop"
+    g, mse = correlation(call), call.op == Op("upconv", "fprop", after=(Loss("mse"),))
     after = "mse" if mse else epilogue_function(call)
     y, count = call.outs[-1], numel(call.out_shapes[-1])
     products = thin_scatter.parts_launch(call)
@@ -137,7 +138,7 @@ def traffic(call: Call) -> list[Traffic]:
     grid, split, K = _grid(call), call.tile.split, correlation(call).K
     N, _, H, W = call.in_shapes[0]
     y = size(call, "out", len(call.out_shapes) - 1)
-    mse = call.op == "upconv_mse_fprop"
+    mse = call.op == Op("upconv", "fprop", after=(Loss("mse"),))
     target, partials = (size(call, "in", 3), 8 * grid) if mse else (0, 0)
     read, distinct = 4 * split * N * K * (5 * H - 2) * (5 * W - 2), 4 * split * N * K * 3 * H * 3 * W
     first = Traffic(read + target, y + partials, distinct + target)

@@ -31,6 +31,7 @@ from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, keep_order, power_of_two
 from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic, outputs, windows
 from nbcnn.ops.ptx.vector import load1_if, shared_load4, store4
+from nbcnn.plan.op import Op, Unpool
 
 LANES, IN_FLIGHT = 16, 4
 """Threads that at most share the partial sums of one output in the second kernel, and loads that each keeps in flight."""
@@ -113,10 +114,10 @@ def gradient(call: Call) -> ThinGradient:
     """The product that a conv_wgrad, conv_pool_wgrad or upconv_wgrad call needs; wide images are those before a pooling."""
     (N, C, H, W), (_, K, P, Q) = call.in_shapes[:2]
     R, S = call.out_shapes[0][2:]
-    if call.op == "upconv_wgrad":
+    if call.op == Op("upconv", "wgrad"):
         return ThinGradient(N, C, H, W, K, P, Q, 4, 4, 1, 1, False, True, 2)
     pad, bias = call.attrs["pad"], len(call.out_shapes) > 1
-    if call.op == "conv_pool_wgrad":
+    if call.op == Op("conv", "wgrad", before=(Unpool(),)):
         return ThinGradient(N, K, 2 * P, 2 * Q, C, H, W, R, S, pad, pad, True, bias, pooled=True)
     if C <= K:
         return ThinGradient(N, K, P, Q, C, H, W, R, S, pad, pad, True, bias)

@@ -45,6 +45,7 @@ from nbcnn.ops.ptx.cvt import bf16, bf16_float, bf16x2, float_bits, tf32
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1
 from nbcnn.ops.ptx.words import load_2_words
+from nbcnn.plan.op import Pool
 from nbcnn.plan.shapes import ConvShape
 
 REGISTERS = 512
@@ -261,7 +262,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
 
 
 def _after(call: Call) -> Any:
-    return {"conv_dgrad_relu": "mask", "conv_relu_pool_fprop": "pool"}.get(call.op) or epilogue_function(call)
+    return "mask" if call.op.mask else "pool" if call.op.has(Pool) else epilogue_function(call)
 
 
 def work(layer: ConvShape, ROWS: int) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ from nbcnn.ops.kernel.call import Call, Shape, is_filter
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.plan.bounds import STORE
+from nbcnn.plan.op import Pool, Unpool
 from nbcnn.plan.shapes import ConvShape, window_extent
 
 LANES = 32
@@ -108,7 +109,7 @@ def first_layer(call: Call) -> ConvShape:
 
 def filter_shape(call: Call) -> Shape:
     """(K,C,R,S), of the weight or of its gradient."""
-    return call.out_shapes[0] if "wgrad" in call.op else call.in_shapes[1]
+    return call.out_shapes[0] if call.op.direction == "wgrad" else call.in_shapes[1]
 
 
 def refusal(call: Call, precision: str) -> str | None:
@@ -125,9 +126,9 @@ def refusal(call: Call, precision: str) -> str | None:
         return f"one tap of {C} channels is a product of matrices, for which the other engines are faster"
     if stride > 2:
         return f"the thin tensor-core kernels have a stride of 1 or 2, not {stride}"
-    if "pool" in call.op and (P % 2 or Q % 2):
+    if (call.op.has(Pool) or call.op.has(Unpool)) and (P % 2 or Q % 2):
         return f"{P}×{Q} outputs are not whole 2×2 windows"
-    if (needed := Unit(C, R, S, stride, 1).shared_bytes(stride * C if "wgrad" in call.op else 1)) > SHARED_BYTES:
+    if (needed := Unit(C, R, S, stride, 1).shared_bytes(stride * C if call.op.direction == "wgrad" else 1)) > SHARED_BYTES:
         return f"two buffers of the image under 16 windows are {needed} bytes, more than the {SHARED_BYTES} of shared memory that a block may have"
     kinds = _image_dtypes(call)
     if kinds - {store}:
@@ -138,7 +139,7 @@ def refusal(call: Call, precision: str) -> str | None:
 def _too_many_columns(call: Call, E: int) -> str | None:
     """None if the columns fit, C·R·S of fprop in its products and, with a bias, those of wgrad in its tiles; else the reason in words."""
     _, C, R, S = filter_shape(call)
-    wgrad = "wgrad" in call.op
+    wgrad = call.op.direction == "wgrad"
     ones = wgrad and len(call.out_shapes) > 1
     what = f"{C} channels × {R}×{S} taps{' and a bias' if ones else ''} are"
     if C * R * S + ones > FEW_COLUMNS and C % (4 * E) == 0:

@@ -31,6 +31,7 @@ from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1
 from nbcnn.ops.ptx.vector import store2
+from nbcnn.plan.op import Unpool
 from nbcnn.plan.shapes import ConvShape
 
 OF_WARP = 64
@@ -353,7 +354,7 @@ def scratch(call: Call) -> int:
 
 def bind(call: Call, E: int) -> list[Launch]:
     """The product over shares of the pixels, and the sum of the shares."""
-    layer, tile, pooled, bias = first_layer(call), call.tile, "pool" in call.op, len(call.outs) > 1
+    layer, tile, pooled, bias = first_layer(call), call.tile, call.op.has(Unpool), len(call.outs) > 1
     C, R, S, K = layer.C, layer.R, layer.S, layer.K
     units, rows, across = work(layer, tile.ROWS * tile.TURNS)
     kernel = wgrad_kernel(C, R, S, layer.stride, E, bias, pooled, K % 8 == 0, replace(tile, blocks=0))
@@ -381,7 +382,7 @@ def implementation(precision: str) -> Impl:
     E = word_elements(precision)
 
     def tile(call: Call, target: Target) -> WgradTile:
-        return choose(first_layer(call), E, "pool" in call.op, len(call.out_shapes) > 1, target)
+        return choose(first_layer(call), E, call.op.has(Unpool), len(call.out_shapes) > 1, target)
 
     def candidates(call: Call, target: Target) -> Sequence[WgradTile]:
         layer = first_layer(call)

@@ -37,6 +37,7 @@ from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_any_words_1, load_words_4, store_words_2, store_words_4
 from nbcnn.ops.ptx.words import load_4_words
 from nbcnn.plan.bounds import STORE
+from nbcnn.plan.op import Loss
 from nbcnn.plan.shapes import numel
 
 u8 = types.uint64
@@ -282,12 +283,12 @@ def _blocks(call: Call) -> int:
 
 def scratch(call: Call) -> int:
     """Bytes of the partial losses."""
-    return 8 * _blocks(call) if "mse" in call.op else 0
+    return 8 * _blocks(call) if call.op.has(Loss) else 0
 
 
 def bind(call: Call, precision: str) -> list[Launch]:
     """x (N,C,H,W), w (K,C,R,R)[, b (K)][, target] -> [loss (),] y (N,K,F·H,F·W)."""
-    layer, tile, mse = last_layer(call), call.tile, "mse" in call.op
+    layer, tile, mse = last_layer(call), call.tile, call.op.has(Loss)
     after = "mse" if mse else epilogue_function(call)
     y, count, biased, grid = call.outs[-1], numel(call.out_shapes[-1]), len(call.ins) > 2, _blocks(call)
     kernel = fprop_kernel(word_elements(precision), layer.R, layer.K, layer.F, biased, after, STORE[precision], tile.stages, tile.resident)
@@ -307,7 +308,7 @@ def traffic(call: Call, precision: str) -> list[Traffic]:
     first = np.maximum(begin - around, begin // image * image)
     last = np.minimum(end + around, -(-end // image) * image)
     x, filters = size(call, "in", 0), 4 * STEP_WORDS * _steps(layer, precision)
-    target, partials = (size(call, "in", 3), 8 * grid) if "mse" in call.op else (0, 0)
+    target, partials = (size(call, "in", 3), 8 * grid) if call.op.has(Loss) else (0, 0)
     read = int((last - first).sum()) * (x // layer.pixels) + filters * grid + target
     made = Traffic(read, size(call, "out", len(call.out_shapes) - 1) + partials, x + filters + target)
     return [made, once(partials, 8)] if partials else [made]

@@ -47,9 +47,9 @@ class LastLayer:
 
 def images_and_filter(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Shapes (wide images, filter, thin images) of a call of any pass."""
-    if "wgrad" in call.op:
+    if call.op.direction == "wgrad":
         return call.in_shapes[0], call.out_shapes[0], call.in_shapes[1]
-    if "dgrad" in call.op:
+    if call.op.direction == "dgrad":
         return call.out_shapes[0], call.in_shapes[1], call.in_shapes[0]
     return call.in_shapes[0], call.in_shapes[1], call.out_shapes[-1]
 
@@ -57,7 +57,7 @@ def images_and_filter(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], tup
 def last_layer(call: Call) -> LastLayer:
     """The extents of a call that `refusal` lets pass."""
     (N, C, H, W), (K, _, R, _), _ = images_and_filter(call)
-    return LastLayer(N, C, H, W, K, R, 2 if call.op.startswith("upconv") else 1)
+    return LastLayer(N, C, H, W, K, R, 2 if call.op.kind == "upconv" else 1)
 
 
 def word_elements(precision: str) -> int:

@@ -25,17 +25,18 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.kernel.traffic import Traffic, clipped, outputs, size, windows
+from nbcnn.plan.op import Map, Mask, Op, Pool
 
 IMAGE_OPS = (
-    "conv_fprop",
-    "conv_relu_fprop",
-    "conv_relu_pool_fprop",
-    "conv_dgrad",
-    "conv_dgrad_relu",
-    "upconv_fprop",
-    "upconv_relu_fprop",
-    "upconv_dgrad",
-    "upconv_dgrad_relu",
+    Op("conv", "fprop"),
+    Op("conv", "fprop", after=(Map("relu"),)),
+    Op("conv", "fprop", after=(Map("relu"), Pool())),
+    Op("conv", "dgrad"),
+    Op("conv", "dgrad", after=(Mask("relu"),)),
+    Op("upconv", "fprop"),
+    Op("upconv", "fprop", after=(Map("relu"),)),
+    Op("upconv", "dgrad"),
+    Op("upconv", "dgrad", after=(Mask("relu"),)),
 )
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}
 SOURCE = (0,)
@@ -44,7 +45,7 @@ BY_PATCHES = (WITH_SUMS, WITH_SECOND)
 """Gradients whose epilogue the patch kernel alone has."""
 
 
-def implementations(precision: str) -> dict[str, Impl]:
+def implementations(precision: str) -> dict[Op, Impl]:
     """The passes over images in one precision, by op; and the convolution with moments and the gradient with sums, which are none of the table's."""
     kind = KINDS[precision]
 
@@ -69,7 +70,7 @@ def implementations(precision: str) -> dict[str, Impl]:
             return reason
         if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
             return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
-        plain = replace(call, op="conv_dgrad", in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
+        plain = replace(call, op=Op("conv", "dgrad"), in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
         if call.op in BY_PATCHES and not isinstance(tile(plain, target), PatchTile):
             return "the plain gradient is made faster by another kernel than by patches"
         return None

@@ -28,6 +28,7 @@ from nbcnn.ops.kernel.tensor_maps import encode_im2col, encode_tiled, upload
 from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic, windows
 from nbcnn.plan.graph import Shape
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 
@@ -140,12 +141,12 @@ def _map_of_squares(array: Any, shape: tuple[int, int, int, int], box: tuple[int
     return encode_tiled(array, (channels, count, columns, lines), (box[0], images, *box[1:]), strides=strides)
 
 
-def ops(precision: str) -> dict[str, Impl]:
+def ops(precision: str) -> dict[Op, Impl]:
     """What this module implements in `precision`, by op."""
 
     def splits(call: Call) -> dict[int, int]:
         # An op around one of these has other operands.
         return split_bytes(call, _positions(call)) if call.op in names else {}
 
-    names = "conv_wgrad", "upconv_wgrad"
+    names = Op("conv", "wgrad"), Op("upconv", "wgrad")
     return dict.fromkeys(names, replace(WgmmaWeightGradient(precision).impl(needs=(9, 0), exactly=True), splits=splits))

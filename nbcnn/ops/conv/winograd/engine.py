@@ -44,6 +44,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.op import Map, Mask, Op, Pool, Unpool
 from nbcnn.plan.shapes import ConvShape
 
 VALUES = 16
@@ -55,7 +56,7 @@ LEAST_TILES = 2048
 
 def _after(call: Call) -> Any:
     """What becomes of the results, as `im2col.Window` says it."""
-    return {"conv_relu_pool_fprop": "pool", "conv_dgrad_relu": "mask"}.get(call.op) or epilogue_function(call)
+    return "mask" if call.op.mask else "pool" if call.op.has(Pool) else epilogue_function(call)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class WinogradTile:
 
 def shape_of(call: Call) -> ConvShape:
     """The convolution behind a call."""
-    return im2col_wgrad.shape_of(call) if "wgrad" in call.op else im2col.shape_of(call)
+    return im2col_wgrad.shape_of(call) if call.op.direction == "wgrad" else im2col.shape_of(call)
 
 
 def supports(call: Call, target: Target) -> str | None:
@@ -88,7 +89,7 @@ def supports(call: Call, target: Target) -> str | None:
         return f"a window of {c.R}×{c.S}, stride {c.stride}, padding {c.pad} is not 3×3, 1, 1"
     if c.H % 2 or c.W % 2 or c.C % 16 or c.K % 16:
         return f"{c.C} to {c.K} channels of {c.H}×{c.W}: channels must be multiples of 16, the image of whole 2×2 tiles"
-    if "wgrad" in call.op and c.H * c.W // 4 % 16:
+    if call.op.direction == "wgrad" and c.H * c.W // 4 % 16:
         return f"{c.H * c.W // 4} tiles an image are not a multiple of 16"
     return too_large(c.x_shape, c.y_shape)
 
@@ -104,9 +105,9 @@ def tile(call: Call, target: Target) -> WinogradTile:
     """The tile: as many images at a time as `BYTES` hold the Winograd-domain values of; large blocks; parts of the tiles so that a wave is full."""
     c = shape_of(call)
     images = max(1, min(c.N, BYTES // (4 * VALUES * (c.H * c.W // 4) * max(c.C, c.K))))
-    columns = c.C if "dgrad" in call.op else c.K
+    columns = c.C if call.op.direction == "dgrad" else c.K
     sizes = (128, 128, 8, 8) if columns > 64 else (64, 64, 8, 4)
-    if "wgrad" not in call.op:
+    if call.op.direction != "wgrad":
         return WinogradTile(images, *sizes)
     product = Tile(sizes[0], sizes[1], 16, *sizes[2:])
     blocks_of_part = product.grid(c.C, c.K)[0] * VALUES
@@ -156,7 +157,7 @@ def _sizes(call: Call) -> tuple[int, int, int]:
     """Floats of the Winograd-domain values of the filters, of what a chunk reads, and of what it makes (in a weight gradient: of x and dy)."""
     c = shape_of(call)
     chunk = VALUES * min(c.N, call.tile.images) * (c.H * c.W // 4)
-    source, target = (c.K, c.C) if "dgrad" in call.op else (c.C, c.K)
+    source, target = (c.K, c.C) if call.op.direction == "dgrad" else (c.C, c.K)
     return VALUES * c.C * c.K, chunk * source, chunk * target
 
 
@@ -169,7 +170,7 @@ def transformed(call: Call, last: Callable[[Any, int, int], Launch]) -> list[Lau
     """Launches of fprop or dgrad: filters to Winograd-domain values; then, a few images at a time, their values, the products, and `last`
     (values, first tile, tiles), which makes images of them."""
     c, tile = shape_of(call), call.tile
-    source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
+    source, target = (c.C, c.K) if call.op.direction == "fprop" else (c.K, c.C)
     room = Scratch(call)
     u, v, m = (room.take(size) for size in _sizes(call))
     made = [launch_filters("winograd", call.packed, u, source, target)]
@@ -185,7 +186,7 @@ def transformed(call: Call, last: Callable[[Any, int, int], Launch]) -> list[Lau
 def bind(call: Call) -> list[Launch]:
     """fprop or dgrad, plain or fused."""
     c, after = shape_of(call), _after(call)
-    target = c.K if "fprop" in call.op else c.C
+    target = c.K if call.op.direction == "fprop" else c.C
     third = call.ins[2] if len(call.ins) == 3 else None
     bias = None if after == "mask" else third
     other = third if after == "mask" else call.outs[-1] if after == "pool" else None
@@ -223,7 +224,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 def traffic_of(call: Call, last: Callable[[int], Traffic]) -> list[Traffic]:
     """Bytes of `transformed`; last: of what makes images of the values of so many tiles."""
     c, tile = shape_of(call), call.tile
-    source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
+    source, target = (c.C, c.K) if call.op.direction == "fprop" else (c.K, c.C)
     made = [filters_traffic("winograd", source, target)]
     for _, tiles in _chunks(c, tile.images):
         made += [
@@ -236,9 +237,9 @@ def traffic_of(call: Call, last: Callable[[int], Traffic]) -> list[Traffic]:
 
 def traffic(call: Call) -> list[Traffic]:
     """Bytes of `bind`."""
-    target = shape_of(call).K if "fprop" in call.op else shape_of(call).C
+    target = shape_of(call).K if call.op.direction == "fprop" else shape_of(call).C
     return traffic_of(
-        call, lambda tiles: images_traffic("winograd", tiles, target, {"conv_relu_pool_fprop": "pool", "conv_dgrad_relu": "mask"}.get(call.op))
+        call, lambda tiles: images_traffic("winograd", tiles, target, "mask" if call.op.mask else "pool" if call.op.has(Pool) else None)
     )
 
 
@@ -256,12 +257,12 @@ _FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic,
 _DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad, traffic=traffic, slower=slower, engine="winograd")
 _WGRAD = Impl(bind_wgrad, scratch_wgrad, supports, tile, traffic=traffic_wgrad, slower=slower, engine="winograd")
 
-OPS = {"conv_fprop": _FPROP, "conv_dgrad": _DGRAD, "conv_wgrad": _WGRAD}
+OPS = {Op("conv", "fprop"): _FPROP, Op("conv", "dgrad"): _DGRAD, Op("conv", "wgrad"): _WGRAD}
 """The plain convolutions that have this form: 3×3, stride 1, padding 1, even images, channels in sixteens, large batches."""
 FUSED = {
-    "conv_relu_fprop": _FPROP,
-    "conv_relu_pool_fprop": _FPROP,
-    "conv_dgrad_relu": _DGRAD,
-    "conv_pool_wgrad": composed.pool_wgrad(_WGRAD, unpool.IMPL),
+    Op("conv", "fprop", after=(Map("relu"),)): _FPROP,
+    Op("conv", "fprop", after=(Map("relu"), Pool())): _FPROP,
+    Op("conv", "dgrad", after=(Mask("relu"),)): _DGRAD,
+    Op("conv", "wgrad", before=(Unpool(),)): composed.pool_wgrad(_WGRAD, unpool.IMPL),
 }
 """The fused ones."""

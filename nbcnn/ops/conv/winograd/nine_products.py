@@ -25,6 +25,7 @@ from nbcnn.ops.conv.winograd.transform import filters_traffic, images_traffic, i
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.op import Map, Op
 
 VALUES = 9
 
@@ -102,5 +103,5 @@ def traffic(call: Call) -> list[Traffic]:
 
 _IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic, slower=slower, engine="nine products")
 
-FUSED = {"upconv_fprop": _IMPL, "upconv_relu_fprop": _IMPL}
+FUSED = {Op("upconv", "fprop"): _IMPL, Op("upconv", "fprop", after=(Map("relu"),)): _IMPL}
 """For large batches and channels in sixteens; im2col_fused.py serves the rest."""

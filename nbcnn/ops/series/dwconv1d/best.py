@@ -29,6 +29,7 @@ from nbcnn.ops.series.dwconv1d.short import Strips
 from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, RESULTS, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.series.dwconv1d.whole import Whole
+from nbcnn.plan.op import Op
 
 MOST_TAPS = 128
 """Taps that are staged at once; a longer filter takes several iterations."""
@@ -155,4 +156,4 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 IMAGES = Impl(bind, supports=supports, tile=tile, candidates=candidates, traffic=traffic)
-OPS = {"dwconv1d_fprop": IMAGES, "dwconv1d_dgrad": IMAGES}
+OPS = {Op("dwconv1d", "fprop"): IMAGES, Op("dwconv1d", "dgrad"): IMAGES}

@@ -30,6 +30,7 @@ from nbcnn.ops.series.dwconv1d.short import Strips
 from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, RESULTS, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.series.dwconv1d.whole import Whole
+from nbcnn.plan.op import Op
 
 RESIDENT = 768
 """Threads that a multiprocessor is to hold: up to 80 registers each."""
@@ -295,6 +296,6 @@ def traffic_fused(call: Call) -> list[Traffic]:
 
 
 OPS = {
-    "dwconv1d_wgrad": Impl(bind_wgrad, scratch_wgrad, supports, tile_wgrad, candidates=candidates_wgrad, traffic=traffic_wgrad),
-    "dwconv1d_bwd": Impl(bind_fused, scratch_fused, supports_fused, tile_fused, candidates=candidates_fused, traffic=traffic_fused),
+    Op("dwconv1d", "wgrad"): Impl(bind_wgrad, scratch_wgrad, supports, tile_wgrad, candidates=candidates_wgrad, traffic=traffic_wgrad),
+    Op("dwconv1d", "bwd"): Impl(bind_fused, scratch_fused, supports_fused, tile_fused, candidates=candidates_fused, traffic=traffic_fused),
 }

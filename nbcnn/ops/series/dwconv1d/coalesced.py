@@ -20,6 +20,7 @@ from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.series.dwconv1d import naive, partials
 from nbcnn.ops.series.dwconv1d.series import of_gradient, of_images, supports
+from nbcnn.plan.op import Op
 
 THREADS = 256
 WARPS = THREADS // WARP
@@ -122,7 +123,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 
 IMAGES = Impl(bind_images, supports=supports, traffic=naive.traffic_images)
 OPS = {
-    "dwconv1d_fprop": IMAGES,
-    "dwconv1d_dgrad": IMAGES,
-    "dwconv1d_wgrad": Impl(bind_wgrad, scratch, supports, tile, traffic=traffic_wgrad),
+    Op("dwconv1d", "fprop"): IMAGES,
+    Op("dwconv1d", "dgrad"): IMAGES,
+    Op("dwconv1d", "wgrad"): Impl(bind_wgrad, scratch, supports, tile, traffic=traffic_wgrad),
 }

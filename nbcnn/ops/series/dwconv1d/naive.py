@@ -16,6 +16,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_gradient, of_images, supports
+from nbcnn.plan.op import Op
 
 THREADS = 256
 WEIGHT_THREADS = 32
@@ -121,7 +122,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 
 IMAGES = Impl(bind_images, supports=supports, traffic=traffic_images)
 OPS = {
-    "dwconv1d_fprop": IMAGES,
-    "dwconv1d_dgrad": IMAGES,
-    "dwconv1d_wgrad": Impl(bind_wgrad, supports=supports, traffic=traffic_wgrad),
+    Op("dwconv1d", "fprop"): IMAGES,
+    Op("dwconv1d", "dgrad"): IMAGES,
+    Op("dwconv1d", "wgrad"): Impl(bind_wgrad, supports=supports, traffic=traffic_wgrad),
 }

@@ -22,6 +22,7 @@ import numpy as np
 
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.plan.op import Op
 
 PADDINGS = ("causal", "same")
 
@@ -78,12 +79,12 @@ def dwconv1d_bwd(dy: np.ndarray, x: np.ndarray, w: np.ndarray, *rest: np.ndarray
         dwconv1d_wgrad(x, dy, dw, padding=padding)
 
 
-HOST = {"dwconv1d_fprop": host(dwconv1d_fprop), "dwconv1d_dgrad": host(dwconv1d_dgrad), "dwconv1d_wgrad": host(dwconv1d_wgrad)}
-REFERENCES = {"dwconv1d_bwd": dwconv1d_bwd}
+HOST = {Op("dwconv1d", "fprop"): host(dwconv1d_fprop), Op("dwconv1d", "dgrad"): host(dwconv1d_dgrad), Op("dwconv1d", "wgrad"): host(dwconv1d_wgrad)}
+REFERENCES = {Op("dwconv1d", "bwd"): dwconv1d_bwd}
 """The reference of the fused op, which NumPy gains nothing from."""
 GRADIENTS = {
-    "dwconv1d_dgrad": Gradient("dwconv1d_fprop", lambda ins, outs, v: (v, *ins[1:])),
-    "dwconv1d_wgrad": Gradient("dwconv1d_fprop", lambda ins, outs, v: (ins[0], v), of=(1,)),
+    Op("dwconv1d", "dgrad"): Gradient(Op("dwconv1d", "fprop"), lambda ins, outs, v: (v, *ins[1:])),
+    Op("dwconv1d", "wgrad"): Gradient(Op("dwconv1d", "fprop"), lambda ins, outs, v: (ins[0], v), of=(1,)),
 }
 
 MEAN_SERIES = (
@@ -104,12 +105,12 @@ def series_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
     y, dw, dd = ((n, c, length), "float32"), ((c, taps), "float32"), ((c,), "float32")
     for padding in ("causal", "same"):
         attrs, label = {"padding": padding}, f"{n}×{c}×{length} {taps} taps {padding}"
-        yield Case("dwconv1d_fprop", label, (x, w), (y,), attrs, taps)
-        yield Case("dwconv1d_fprop", label + " skip", (x, w, d), (y,), attrs, taps + 1)
-        yield Case("dwconv1d_dgrad", label, (dy, w), (y,), attrs, taps)
-        yield Case("dwconv1d_dgrad", label + " skip", (dy, w, d), (y,), attrs, taps + 1)
-        yield Case("dwconv1d_wgrad", label, (x, dy), (dw,), attrs, n * length)
-        yield Case("dwconv1d_wgrad", label + " skip", (x, dy), (dw, dd), attrs, n * length)
+        yield Case(Op("dwconv1d", "fprop"), label, (x, w), (y,), attrs, taps)
+        yield Case(Op("dwconv1d", "fprop"), label + " skip", (x, w, d), (y,), attrs, taps + 1)
+        yield Case(Op("dwconv1d", "dgrad"), label, (dy, w), (y,), attrs, taps)
+        yield Case(Op("dwconv1d", "dgrad"), label + " skip", (dy, w, d), (y,), attrs, taps + 1)
+        yield Case(Op("dwconv1d", "wgrad"), label, (x, dy), (dw,), attrs, n * length)
+        yield Case(Op("dwconv1d", "wgrad"), label + " skip", (x, dy), (dw, dd), attrs, n * length)
 
 
 def series_backward_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
@@ -118,8 +119,8 @@ def series_backward_cases(n: int, c: int, length: int, taps: int) -> Iterator[Ca
     dx, dw, dd = ((n, c, length), "float32"), ((c, taps), "float32"), ((c,), "float32")
     for padding in ("causal", "same"):
         attrs, label, terms = {"padding": padding}, f"{n}×{c}×{length} {taps} taps {padding}", max(n * length, taps + 1)
-        yield Case("dwconv1d_bwd", label, (dy, x, w), (dx, dw), attrs, terms)
-        yield Case("dwconv1d_bwd", label + " skip", (dy, x, w, d), (dx, dw, dd), attrs, terms)
+        yield Case(Op("dwconv1d", "bwd"), label, (dy, x, w), (dx, dw), attrs, terms)
+        yield Case(Op("dwconv1d", "bwd"), label + " skip", (dy, x, w, d), (dx, dw, dd), attrs, terms)
 
 
 def cases() -> Iterator[Case]:

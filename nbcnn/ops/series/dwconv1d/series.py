@@ -24,6 +24,7 @@ from typing import Any
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Shape
 from nbcnn.ops.kernel.maps import supports as within_int32
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 
@@ -66,7 +67,7 @@ def _correlation(shape: Shape, taps: int, attrs: Mapping[str, Any], towards_inpu
 
 def of_images(call: Call) -> Correlation:
     """The correlation that a dwconv1d_fprop or dwconv1d_dgrad call computes."""
-    return _correlation(call.in_shapes[0], call.in_shapes[1][1], call.attrs, call.op == "dwconv1d_dgrad", len(call.in_shapes) > 2)
+    return _correlation(call.in_shapes[0], call.in_shapes[1][1], call.attrs, call.op == Op("dwconv1d", "dgrad"), len(call.in_shapes) > 2)
 
 
 def of_gradient(call: Call) -> Correlation:
@@ -84,7 +85,7 @@ def supports(call: Call, target: Target) -> str | None:
     """None, or why no GPU variant takes the call: a filter that is not float32, an empty operand, or 2³¹ elements."""
     if any(numel(shape) == 0 for shape in (*call.in_shapes, *call.out_shapes)):
         return "an empty series"
-    filters = {"dwconv1d_wgrad": call.out_dtypes[:1], "dwconv1d_bwd": (*call.in_dtypes[2:3], *call.out_dtypes[1:2])}
+    filters = {Op("dwconv1d", "wgrad"): call.out_dtypes[:1], Op("dwconv1d", "bwd"): (*call.in_dtypes[2:3], *call.out_dtypes[1:2])}
     if any(dtype != "float32" for dtype in filters.get(call.op, call.in_dtypes[1:2])):
         return "the filter and its gradient must be float32"
     return within_int32(call, target)

@@ -21,6 +21,7 @@ from nbcnn.ops.ptx.vector import shared_load4
 from nbcnn.ops.series.dwconv1d import naive, partials
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_gradient, of_images, supports
 from nbcnn.ops.series.dwconv1d.staging import bank_pitch, fill_filter, quads, row_loads, shift_of, stage_series
+from nbcnn.plan.op import Op
 
 LANES, ROWS = 16, 16
 THREADS = LANES * ROWS
@@ -230,7 +231,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 
 IMAGES = Impl(bind_images, supports=supports_images, traffic=traffic_images)
 OPS = {
-    "dwconv1d_fprop": IMAGES,
-    "dwconv1d_dgrad": IMAGES,
-    "dwconv1d_wgrad": Impl(bind_wgrad, scratch, supports, tile, traffic=traffic_wgrad),
+    Op("dwconv1d", "fprop"): IMAGES,
+    Op("dwconv1d", "dgrad"): IMAGES,
+    Op("dwconv1d", "wgrad"): Impl(bind_wgrad, scratch, supports, tile, traffic=traffic_wgrad),
 }

@@ -25,6 +25,7 @@ from nbcnn.ops.series.dwconv1d import naive, partials
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_gradient, of_images, supports
 from nbcnn.ops.series.dwconv1d.sliding import OVERRUN, RESULTS, odd_quads, slide
 from nbcnn.ops.series.dwconv1d.staging import bank_pitch, fill_filter, quads, row_loads, shift_of, stage_series
+from nbcnn.plan.op import Op
 
 WARPS = 4
 THREADS = WARPS * WARP
@@ -239,7 +240,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 
 IMAGES = Impl(bind_images, supports=supports_images, traffic=traffic_images)
 OPS = {
-    "dwconv1d_fprop": IMAGES,
-    "dwconv1d_dgrad": IMAGES,
-    "dwconv1d_wgrad": Impl(bind_wgrad, scratch, supports, tile, traffic=traffic_wgrad),
+    Op("dwconv1d", "fprop"): IMAGES,
+    Op("dwconv1d", "dgrad"): IMAGES,
+    Op("dwconv1d", "wgrad"): Impl(bind_wgrad, scratch, supports, tile, traffic=traffic_wgrad),
 }
