@@ -152,7 +152,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     )
     if start.checkpoint:
         warnings = trainer.resume(start.checkpoint, new_epochs="epochs" in flags.given)
-        for line in [*warnings, *train_run.other_compilers(start, net.device_name)]:
+        for line in [*warnings, *train_run.other_compilers(start, net.device_name), *train_run.other_threads(start, net.mode)]:
             say(f"nbcnn: warning: {line}", always=team.leads)
         if team.leads:
             train_run.record_epochs(trainer.run, flags.epochs)

@@ -39,6 +39,7 @@ from nbcnn.nn.optim import (
     points_of,
 )
 from nbcnn.nn.params import ParameterError, under
+from nbcnn.run import blas
 from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import OWN_MODEL, RunError, RunFolder
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from nbcnn.cli.train_data import Material
 
 FORMAT = "nbcnn-training-1"
+BLAS = "blas_threads"
+"""Under this name a checkpoint that was trained on a CPU has the number of BLAS's threads."""
 _UNSAVED = frozenset({"given", "explain", "json", "quiet", "verbose", "out", "resume", "config", "device"})
 
 
@@ -245,7 +248,15 @@ def notes(net: Any, session: Any, data: Material) -> dict[str, str]:
     network = {"normalisation": net.normalisation.text()} if net.normalisation else {}
     with suppress(TypeError):  # layers of one's own whose fields are no JSON: the weights are kept all the same
         network[description.KEY] = description.dumps(net.layers, net.input_shape, **about)
-    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "compilers": json.dumps(compilers()), "nbcnn": __version__, **network}
+    on_cpu = {BLAS: str(blas.threads())} if net.mode == "cpu" else {}
+    return {
+        "device": net.device_name,
+        "tiles": json.dumps(session.tiles()),
+        "compilers": json.dumps(compilers()),
+        "nbcnn": __version__,
+        **on_cpu,
+        **network,
+    }
 
 
 def compilers() -> list[dict[str, str]]:
@@ -268,6 +279,15 @@ def other_compilers(start: Start, device: str) -> list[str]:
     was, here = (sorted({f"{package} {version}" for each in all_of for package, version in each.items()}) for all_of in (before, now))
     gone, new = (", ".join(item for item in one if item not in other) or "the same" for one, other in ((was, here), (here, was)))
     return [f"{start.checkpoint} was trained with kernels compiled by {gone}, these are compiled by {new}: the last bits may differ"]
+
+
+def other_threads(start: Start, mode: str) -> list[str]:
+    """What to say of a resumed run on a CPU whose products were summed by another number of threads: mostly nothing."""
+    before, now = start.notes.get(BLAS), str(blas.threads()) if mode == "cpu" else None
+    if before is None or now is None or before == now:
+        return []
+    words = f"{start.checkpoint} was trained with {quoted(before)} threads of BLAS, here it has {now}: the last bits may differ"
+    return [words + (f"; OPENBLAS_NUM_THREADS={before} has them again" if before.isdecimal() else "")]
 
 
 def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weights: str) -> dict[str, Any]:

@@ -37,6 +37,11 @@ def _controller() -> Any:
     return ThreadpoolController()
 
 
+def threads() -> int:
+    """How many threads BLAS has in this process: sums are split among them, so the last bits on a CPU depend on it."""
+    return max((int(library["num_threads"]) for library in _controller().info() if library["user_api"] == "blas"), default=1)
+
+
 @contextmanager
 def single() -> Iterator[None]:
     """Within, BLAS has one thread in this process; of several threads at once the first one's context counts, and the others compute as they can."""

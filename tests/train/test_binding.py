@@ -22,6 +22,7 @@ from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD, learning_rates
+from nbcnn.run import blas
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 from nbcnn.train import checkpoint
@@ -411,3 +412,15 @@ def test_what_could_not_be_read_is_not_written(tmp_path, tensors, metadata):
     with pytest.raises(ValueError, match=r"no place|own|header"):
         checkpoint.save(tmp_path / LAST, tensors, metadata)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_resume_with_another_number_of_blas_threads_says_so(copied, capsys, monkeypatch):
+    threads = blas.threads()
+    assert checkpoint.load(copied / LAST)[1]["blas_threads"] == str(threads)
+    assert exits(train, [*RESUME, copied]) == 0
+    assert "BLAS" not in capsys.readouterr().err
+    monkeypatch.setattr(blas, "threads", lambda: threads + 5)
+    assert exits(train, [*RESUME, copied]) == 0
+    said = capsys.readouterr().err
+    assert f"trained with '{threads}' threads of BLAS, here it has {threads + 5}: the last bits may differ" in said
+    assert f"OPENBLAS_NUM_THREADS={threads} has them again" in said
