@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
+
+
+class _File(io.BufferedReader):
+    """A file of which no more is asked for than is there: Python allocates what is asked for, and that may be a number of the file's own."""
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        left = max(0, size(self) - self.tell())
+        return super().read(left if count is None or count < 0 else min(count, left))
 
 
 def opened(path: Path | str) -> BinaryIO:
@@ -19,7 +28,7 @@ def opened(path: Path | str) -> BinaryIO:
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return os.fdopen(number, "rb")
+        return _File(io.FileIO(number, "rb"))
     except BaseException:
         os.close(number)
         raise

@@ -55,6 +55,18 @@ def test_only_regular_files_are_opened(tmp_path, make):
         regular.read(tmp_path / "x")
 
 
+def test_no_more_is_allocated_than_a_file_holds(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(11))
+    tracemalloc.start()
+    try:
+        with regular.opened(tmp_path / "x") as file:
+            assert file.read(1 << 33) == bytes(11)
+            assert file.read(1 << 33) == file.read() == b""
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_file_longer_than_may_be_is_not_read(tmp_path):
     (tmp_path / "x").write_bytes(bytes(11))
     assert regular.read(tmp_path / "x", 11) == bytes(11)
