@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -246,10 +247,13 @@ class _Walk:
         except (Unsupported, OnnxError, UsageError, ShapeError) as error:
             self._reasons.append((called, word(node.op_type), str(error)))
             made = [_LEFT] * len(node.output)
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # operands of sizes that the op's own arithmetic does not take
+            self._reasons.append((called, word(node.op_type), f"its operands and attributes do not go together ({brief(error)})"))
+            made = [_LEFT] * len(node.output)
         self._values.update({name: each for name, each in zip(node.output, made, strict=False) if name})
 
     def _made(self, node: Any, operands: list[Any]) -> Sequence[Any]:
-        op, attributes = node.op_type, _attributes(node)
+        op, attributes = node.op_type, _attributes(node, self.file.opset)
         if op in LOSSES:
             return self._lost(node, operands, attributes)
         if any(isinstance(each, _Loss | _Labels) for each in operands):
@@ -351,12 +355,26 @@ def _examples(number: int) -> str:
     return str(number) if number % BATCH else "N" if number == BATCH else f"{number // BATCH}·N"
 
 
-def _attributes(node: Any) -> dict[str, Any]:
-    """The attributes of a node: numbers, words, lists, tensors. Raises Unsupported for subgraphs."""
+@cache
+def _schema(op: str, opset: int) -> Mapping[str, Any]:
+    """The attributes that ONNX defines for an op, by name; none for an op that it does not define."""
+    defs = onnx_package().defs
+    try:
+        return dict(defs.get_schema(op, opset, "").attributes)
+    except defs.SchemaError:
+        return {}
+
+
+def _attributes(node: Any, opset: int) -> dict[str, Any]:
+    """The attributes of a node: numbers, words, lists, tensors. Raises Unsupported for subgraphs, and for types that are not those of the op."""
     onnx = onnx_package()
-    made = {}
+    made, known = {}, _schema(node.op_type, opset)
     for each in node.attribute:
         if each.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) or each.ref_attr_name:
             raise Unsupported(f"its attribute {quoted(each.name)} is a graph, or of a function")
+        if each.name in known and each.type != int(known[each.name].type):
+            raise Unsupported(f"its attribute {each.name} is of another type than {known[each.name].type.name}")
         made[each.name] = onnx.helper.get_attribute_value(each)
+    if lacking := [name for name, each in known.items() if each.required and name not in made]:
+        raise Unsupported(f"it lacks its attribute {lacking[0]}")
     return made

@@ -72,6 +72,20 @@ def test_messages_quote_names_short_and_escaped(tmp_path, name):
     assert "3000 nodes cannot be taken" in text
 
 
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"axis": 1.5}, "attribute axis is of another type than INT"),
+        ({"axis": "x"}, "attribute axis is of another type than INT"),
+        ({}, "lacks its attribute axis"),
+    ],
+)
+def test_attributes_of_another_type_than_the_ops_are_named(tmp_path, attributes, words):
+    path = saved(tmp_path / "a.onnx", [helper.make_node("Concat", ["x", "x"], ["y"], **attributes)])
+    with pytest.raises(UnsupportedNodes, match=words):
+        from_onnx(path, mode="cpu")
+
+
 FILTER = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
 
 
