@@ -17,8 +17,8 @@ import numpy as np
 Pair = tuple[int, int]
 MATRIX = 64 * 64
 """Elements of the matrix of a channel at most; above, its products are more than the taps'."""
-PART = 1 << 15
-"""Elements of an image's part that is computed at a time."""
+PART = 1 << 17
+"""Elements of images that are computed at a time: 512 KiB in float32. With a quarter of that, NumPy's calls cost a sixth more time."""
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def _moments(x: Array) -> tuple[Array, Array]:
     return middle, variance
 
 
-BLOCK = 1 << 15
+BLOCK = 1 << 17
 """Elements of all images that are computed at a time: what is made of them on the way stays in a second-level cache."""
 
 
