@@ -97,6 +97,9 @@ def _converted(onnx: Any, model: Any) -> Any:
 
 def _checked(model: Any) -> int:
     """The opset of a model whose structure is sound. Raises OnnxError."""
+    for text in _texts(model):
+        if not isinstance(text, str):
+            raise OnnxError(f"it holds the name {quoted(text)}, which is no text in UTF-8")
     if not model.HasField("graph") or not model.graph.node:
         raise OnnxError("no ONNX model: it has no nodes")
     versions = [each.version for each in model.opset_import if each.domain in _DOMAINS]
@@ -106,6 +109,22 @@ def _checked(model: Any) -> int:
         raise OnnxError(f"its nodes are of opset {max(versions)}; {OPSETS.start} to {OPSETS.stop - 1} are taken")
     _check_names(model.graph)
     return max(versions)
+
+
+def _texts(model: Any) -> Iterator[Any]:
+    """All names of a model. Protobuf gives those that are no UTF-8 as bytes."""
+    graph = model.graph
+    for entries in (model.metadata_props, *(tensor.external_data for tensor in graph.initializer)):
+        for entry in entries:
+            yield from (entry.key, entry.value)
+    for each in model.opset_import:
+        yield each.domain
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
+    for each in (*graph.input, *graph.output, *graph.initializer):
+        yield each.name
 
 
 def _check_names(graph: Any) -> None:

@@ -86,6 +86,13 @@ def test_attributes_of_another_type_than_the_ops_are_named(tmp_path, attributes,
         from_onnx(path, mode="cpu")
 
 
+def test_names_that_are_no_text_are_refused(tmp_path):
+    path = saved(tmp_path / "a.onnx", [helper.make_node("Relu", ["x"], ["y"], name="rectified")])
+    path.write_bytes(path.read_bytes().replace(b"rectified", b"recti\xffied"))
+    with pytest.raises(OnnxError, match="no text in UTF-8"):
+        from_onnx(path, mode="cpu")
+
+
 FILTER = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
 
 
