@@ -108,31 +108,32 @@ _DEPTHWISE = depthwise_wgrad.OPS
 """Depthwise convolutions, before those that take any groups; mode `naive` does without."""
 _STREAMED = (("common", depthwise_stream_wgrad.OPS), ("common", _DEPTHWISE))
 
+_PRODUCTS = (
+    ("im2col", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED),
+    ("im2col", pointwise.OPS),
+    ("im2col", statistics.of_engine(im2col.OPS) | im2col_fused.FUSED),
+)
+"""Convolutions on CUDA cores in float32: forms that multiply less, 1×1 filters, every shape. By their cost `tensorcore fp32` takes them, too."""
+
 _IM2COL = (
     ("im2col", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS[Op("conv", "fprop")])),
-    ("im2col", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
+    ("im2col", conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS[Op("conv", "fprop")])),
     ("im2col", depthwise_stream_wgrad.OPS),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
     ("im2col", few_rows.OPS),
-    ("im2col", pointwise.OPS),
+    *_PRODUCTS,
     ("im2col", expanded.grouped(im2col.OPS, most=MOST_ZEROS["fp32"])),
     (
         "im2col",
-        statistics.of_engine(im2col.OPS)
-        | im2col_fused.FUSED
-        | COMMON
-        | {Op("gemm"): gemm.IMPL}
-        | DWCONV["best"]
-        | pwconv1d.transposed(im2col.OPS)
-        | conv_evonorm.two_ops(im2col.OPS[Op("conv", "fprop")]),
+        COMMON | {Op("gemm"): gemm.IMPL} | DWCONV["best"] | pwconv1d.transposed(im2col.OPS) | conv_evonorm.two_ops(im2col.OPS[Op("conv", "fprop")]),
     ),
 )
-"""Few channels, then forms that multiply less where the batch is large enough to pay for their sums (with a norm in their last kernel,
-then behind them), then 1×1 filters, of few rows and of many, then every shape."""
+"""Few channels, norms in or behind a convolution's last kernel, depthwise convolutions, few rows; then products, of which the cheapest is taken."""
 
 _NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {Op("gemm"): gemm.SIMPLE}
 _TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {Op("gemm"): gemm.IMPL}
+
 
 MMA_FIRST: Mapping[str, tuple[Op, ...]] = {"tf32": (Op("upconv", "wgrad"),)}
 """What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma needs both panels of a weight gradient
@@ -151,7 +152,6 @@ def _tensorcore(precision: str) -> Row:
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     few = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     thin_parts = [(name, statistics.of_engine(part) if Op("conv", "fprop") in part else part) for name, part in few]
-    first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     common = COMMON | DWCONV["best"] | {Op("unpool"): unpool.IMPL, Op("gemm"): gemm.SIMPLE}
     hopper = gradient_sums.of_engine(statistics.of_engine(wgmma.ops(precision)))
     hopper |= pwconv1d.transposed(hopper) | {
@@ -159,12 +159,16 @@ def _tensorcore(precision: str) -> Row:
     }
     general |= pwconv1d.transposed(general) | {Op("gemm"): gemm.engine(general[Op("conv", "fprop")])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
-    engines = (("mma", first), ("wgmma", hopper), ("mma", general))
+    # Least cost is right more often than an order in fp32; in bf16 and tf32 as often (docs/log/tensor-cores.md).
+    by_cost = precision == "fp32"
+    first = {} if by_cost else for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
+    engines = (*(() if by_cost else (("mma", first),)), ("wgmma", hopper), ("mma", general), *(_PRODUCTS if by_cost else ()))
     two_ops = [(name, conv_evonorm.two_ops(ops[Op("conv", "fprop")])) for name, ops in (*thin_parts, *engines) if Op("conv", "fprop") in ops]
     groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
     behind = (("wgmma", norms), *two_ops, *_STREAMED, *groups, ("common", batch_cluster.OPS), ("common", common))
     parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
-    return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
+    own = ("thin", "wgmma", "mma", "common", *(("im2col",) if by_cost else ()))
+    return Row("tensorcore", precision, "gpu", "NHWC", parts, own, by_cost)
 
 
 MODES: Mapping[tuple[str, str], Row] = {
@@ -173,7 +177,7 @@ MODES: Mapping[tuple[str, str], Row] = {
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
         Row("naive", "fp32", "gpu", "NCHW", (("naive", _NAIVE),)),
         Row("tiled", "fp32", "gpu", "NCHW", (("tiled", _DEPTHWISE), ("tiled", _TILED), ("naive", naive.OPS | DWCONV["naive"]))),
-        Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
+        Row("im2col", "fp32", "gpu", "NHWC", _IM2COL, by_cost=True),
         *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )
 }
@@ -199,6 +203,9 @@ ENGINES = names.ENGINES
 
 def only_engine(row: Row, engine: str) -> Row:
     """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported."""
+    # An engine that is asked for by name is not left for kernels on CUDA cores because those are cheaper.
+    own = next(at for at, (part, _) in enumerate(row.fallbacks) if part in ENGINES)
+    row = replace(row, fallbacks=tuple(part for at, part in enumerate(row.fallbacks) if part[0] != "im2col" or at < own))
     if engine == "wgmma":
         at = [part for part, _ in row.fallbacks].index("wgmma")
         fallbacks = (*(part for part in row.fallbacks[:at] if part[0] != "mma"), *row.fallbacks[at:])

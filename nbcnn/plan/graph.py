@@ -294,7 +294,8 @@ class Resolution:
     packs    (terms, elements) of the packed weight that it reads, and `packed` its dtype; None if it reads no packed weight.
     splits   by position of the operands that it splits into planes of bfloat16, the bytes that these take of its scratch.
     placement  how that copy is written without an index map; None if it wants one.
-    reasons  why earlier implementations of the chain were passed over, in words.
+    reasons  why other implementations of the chain cannot run the step, in words.
+    offered  the implementations that can, the chosen one first, each with its estimated time where that is known, in words.
     """
 
     impl: Any
@@ -306,6 +307,7 @@ class Resolution:
     reasons: tuple[str, ...] = ()
     placement: Placement | None = None
     splits: Mapping[int, int] = field(default_factory=dict)
+    offered: tuple[str, ...] = ()
 
 
 class SharedPlanes(NamedTuple):

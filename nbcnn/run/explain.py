@@ -28,6 +28,7 @@ def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = Non
     total_flops = sum(step_flops(item.step) for item in plan.steps) / 1e9
     total_bytes = sum(step_bytes(item.step) for item in plan.steps) / 1e6
     bound = live_bytes(plan.steps)
+    lines += others(plan)
     lines.append(f"{len(plan.steps)} steps, {total_flops:.2f} GFLOP, {total_bytes:.1f} MB compulsory;")
     if ceilings:
         by = f" by {ceilings.engine}" if ceilings.engine and precision in ("bf16", "tf32", "fp32 split") else ""
@@ -35,6 +36,16 @@ def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = Non
         lines.append(f"floor {sum(floors) / 1e3:.3f} ms at {rate} and {ceilings.bandwidth / 1e12:.1f} TB/s;")
     lines.append(f"arena {plan.arena_bytes / 2**20:.1f} MiB (no arena can be below {bound / 2**20:.1f} MiB)")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def others(plan: Plan) -> list[str]:
+    """What else could run steps that have a choice, with estimated times: the chosen implementation first; steps of one choice in one line."""
+    found: dict[str, list[str]] = {}
+    for item in plan.steps:
+        if len(item.how.offered) > 1:
+            found.setdefault(f"{item.step.op}: {', '.join(item.how.offered)}", []).append(item.step.scope)
+    head = ["what could run a step, the chosen one first, and its estimated time:"] if found else []
+    return head + [f"  {' '.join(scopes)}  {words}" for words, scopes in found.items()]
 
 
 def floor_us(step: Step, precision: str, ceilings: Ceilings) -> float:

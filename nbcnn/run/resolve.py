@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 from nbcnn.files.errors import UsageError
@@ -53,17 +53,49 @@ def plan_on(
     return lower(steps, row.layout, resolve, weights, row.store, beside, sharing=weights is not None, lean=lean)
 
 
-def _refusal(impl: Impl, call: Call, target: Target) -> str | None:
-    """None if an implementation runs a call on the GPU that `target` describes, and no other is likely faster, else the reason in words."""
-    return impl.lacks(target) or impl.supports(call, target) or impl.slower(call, target)
+def _refusal(impl: Impl, call: Call, target: Target, by_cost: bool) -> str | None:
+    """None if an implementation runs a call on the GPU that `target` describes, else the reason in words: of a row in the table's order also that
+    another is likely faster.
+    """
+    return impl.lacks(target) or impl.supports(call, target) or (None if by_cost else impl.slower(call, target))
+
+
+@dataclass(frozen=True)
+class Found:
+    """An implementation that can run a call: the part of the row that it comes from, its tile, and its estimated microseconds (None: not known)."""
+
+    part: str
+    impl: Impl
+    tile: Any
+    us: float | None
+
+
+def offered(row: Row, call: Call, target: Target) -> tuple[list[Found], list[str]]:
+    """What can run a call on `row`, the chosen one first, and why others cannot.
+
+    Of a row that chooses by cost, the one of the least estimated time (`Impl.cost`) among those of which it is known, if the first of the chain is
+    one of them. Else the first.
+    """
+    found, reasons = [], []
+    for part, impl in row.chain(call.op):
+        if reason := _refusal(impl, call, target, row.by_cost):
+            reasons.append(f"{part}: {reason}")
+            continue
+        tile = impl.tile(call, target)
+        found.append(Found(part, impl, tile, impl.cost(replace(call, tile=tile), target)))
+    known = [each for each in found if each.us is not None]
+    if row.by_cost and found and found[0].us is not None:
+        best = min(known, key=lambda each: each.us or 0.0)
+        found = [best, *(each for each in found if each is not best)]
+    return found, reasons
 
 
 def finder(row: Row, target: Target) -> Callable[[Step], tuple[str, bool]]:
     """A function that says which fallback of `row` runs a recorded step on such a GPU, "" if none does, and `Impl.once` of it."""
 
     def find(step: Step) -> tuple[str, bool]:
-        call = bare_call(stored_as([step], row.store)[0], row.layout)
-        return next(((part, impl.once) for part, impl in row.chain(step.op) if _refusal(impl, call, target) is None), ("", False))
+        found, _ = offered(row, bare_call(stored_as([step], row.store)[0], row.layout), target)
+        return (found[0].part, found[0].impl.once) if found else ("", False)
 
     return find
 
@@ -73,21 +105,17 @@ _RENAMED = {"walkers": "blocks"}
 
 
 def resolver(row: Row, target: Target, tiles: Tiles | None = None) -> Callable[[Step], Resolution]:
-    """A function that says how a step runs on `row`: the first implementation of its chain that supports it.
+    """A function that says how a step runs on `row`: by the implementation that is estimated to be the fastest (`offered`).
 
     `tiles` are earlier resolved tiles by step key (`tile_key`), which are used instead of choosing anew.
     Raises UsageError if no implementation supports a step.
     """
 
     def resolve(step: Step) -> Resolution:
-        reasons = []
         call = bare_call(step, row.layout)
-        for part, impl in row.chain(step.op):
-            reason = _refusal(impl, call, target)
-            if reason:
-                reasons.append(f"{part}: {reason}")
-                continue
-            tile = impl.tile(call, target)
+        found, reasons = offered(row, call, target)
+        for chosen in found[:1]:
+            part, impl, tile = chosen.part, chosen.impl, chosen.tile
             saved = (tiles or {}).get(tile_key(step, part)) if tile is not None else None
             if saved is not None:
                 saved = {_RENAMED.get(name, name): value for name, value in saved.items()}
@@ -100,10 +128,27 @@ def resolver(row: Row, target: Target, tiles: Tiles | None = None) -> Callable[[
                 index = impl.pack(call)
                 packs = (index.shape[0] if index.ndim == 2 else 1, index.shape[-1])
                 placement = placement_of(index, step.ins[1].shape) if packs[0] == 1 and step.ins[1].root.home == "param" else None
-            return Resolution(impl, part, tile, impl.scratch(call), packs, impl.packed, tuple(reasons), placement, impl.splits(call))
+            return Resolution(
+                impl,
+                part,
+                tile,
+                impl.scratch(call),
+                packs,
+                impl.packed,
+                tuple(reasons),
+                placement,
+                impl.splits(call),
+                tuple(named(each) for each in found),
+            )
         raise UsageError(f"{step.scope}: mode {row.mode} has no {step.op} for this shape" + "".join(f"; {r}" for r in reasons))
 
     return resolve
+
+
+def named(found: Found) -> str:
+    """An implementation and its estimate in words."""
+    engine = found.impl.engine or found.part
+    return engine if found.us is None else f"{engine} {found.us:.1f} µs"
 
 
 def has_fields(kind: Any, saved: Mapping[str, Any]) -> bool:

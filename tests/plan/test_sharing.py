@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -107,15 +108,18 @@ def test_steps_of_the_side_branch_take_no_part():
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
-@pytest.mark.parametrize(("most", "readers"), [(MOST_ARENA, {"conv_dgrad_relu", "conv_wgrad"}), (1 << 20, {"conv_dgrad_relu"})])
+@pytest.mark.parametrize(
+    ("most", "readers"),
+    [(MOST_ARENA, {"conv_dgrad_relu": 7, "conv_wgrad": 8, "conv_dgrad": 1}), (1 << 20, {"conv_dgrad_relu": 7, "conv_wgrad": 1, "conv_dgrad": 1})],
+)
 def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(monkeypatch, most, readers):
     monkeypatch.setattr(sharing, "MOST_ARENA", most)
     shared = nets.planned(nets.NETWORKS["vgg"], "fp32")
     monkeypatch.setattr(lowering, "with_shared_planes", unshared)
     apart = nets.planned(nets.NETWORKS["vgg"], "fp32")
     taken = [(item.step.op, each.buf.nbytes) for item in shared.plan.steps for each in item.planes if each.made]
-    assert {op for op, _ in taken} == readers
-    assert len(apart.launches) - len(shared.launches) == len(taken) == 7 * len(readers)
+    assert Counter(op for op, _ in taken) == readers
+    assert len(apart.launches) - len(shared.launches) == len(taken)
     saved = sum(SPLIT_BYTES * nbytes // 6 for _, nbytes in taken)
     assert nets.counts(apart)["moved_bytes"] - nets.counts(shared)["moved_bytes"] == saved
 

@@ -1,7 +1,7 @@
 """This module times every implementation that could run each step of networks' plans, and says what the choice among them costs: its regret.
 
 The regret of a choice is how much longer the chosen implementation takes than the fastest. Steps are those of the training plans of `bench nets` and
-of `engine_nets`, at their batch and at 33, in the rows of tensorcore and im2col. A step of `tensorcore fp32` may also run by kernels of im2col.
+of `engine_nets`, at their batch and at 33, in the rows of tensorcore and im2col.
 Operands, caches and clocks are those of the study of tiles: random values, several sets in turn. Every result is held against that of the choice.
 
     python -m nbcnn study engines --rows bf16,fp32 --seconds 280 --out engines.json        on a GPU
@@ -35,7 +35,6 @@ from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.flops import conv_shape, fewest_flops, step_bytes
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE, decode, encode
 from nbcnn.run.net import Net
@@ -121,18 +120,11 @@ class Task:
         }
 
 
-def chain(row: str, op: Op) -> Iterator[tuple[str, Impl]]:
-    """The implementations of an op that a row may take: its own, and in `fp32` im2col's, which multiply on CUDA cores."""
-    yield from ROWS[row].chain(op)
-    if row == "fp32":
-        yield from ((part, impl) for part, impl in ROWS["im2col"].chain(op) if part == "im2col")
-
-
 def ways(row: str, step: Step, target: Target, most_tiles: int = 1) -> tuple[Way, ...]:
     """Today's choice, then every other implementation that can run a step; of each the chosen tile and further ones up to `most_tiles`."""
     how = resolver(ROWS[row], target)(step)
     call, made = bare_call(step, ROWS[row].layout), [Way(how.mode, _kept(how.impl), how.tile)]
-    for part, impl in chain(row, step.op):
+    for part, impl in ROWS[row].chain(step.op):
         if not impl.lacks(target) and impl.supports(call, target) is None:
             tile = impl.tile(call, target)
             offered = [tile, *(other for other in impl.candidates(call, target) if other != tile)] if tile is not None else [None]

@@ -27,7 +27,7 @@ from nbcnn.ops.conv.frame.composed import Operand, inner, operands
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.frame.epilogue import WITH_SUMS
 from nbcnn.ops.conv.reference import conv_dgrad
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, through
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, once
@@ -103,6 +103,7 @@ def ops(engine: Impl) -> dict[Op, Impl]:
         scratch=lambda call: align(parts(call)[2], ALIGNMENT),
         supports=lambda call, target: engine.supports(convolution(call), target),
         slower=lambda call, target: engine.slower(convolution(call), target),
+        products=through(engine.products, convolution),
         tile=lambda call, target: engine.tile(convolution(call), target),
         candidates=lambda call, target: engine.candidates(convolution(call), target),
         pack=lambda call: pack(convolution(call)),

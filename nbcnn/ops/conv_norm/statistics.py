@@ -21,7 +21,7 @@ from nbcnn.ops.conv.frame.composed import Operand, inner, operands
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS
 from nbcnn.ops.conv.reference import conv_fprop
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, through
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, size
@@ -115,6 +115,7 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[Op, Impl]:
             scratch=scratch,
             supports=lambda call, target: engine.supports(convolution(call), target),
             slower=lambda call, target: engine.slower(convolution(call), target),
+            products=through(engine.products, convolution),
             tile=lambda call, target: engine.tile(convolution(call), target),
             candidates=lambda call, target: engine.candidates(convolution(call), target),
             pack=None if pack is None else lambda call: pack(convolution(call)),

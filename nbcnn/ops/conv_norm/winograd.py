@@ -134,7 +134,7 @@ def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
         lambda call: im2col.pack_fprop(convolution_of(call)),
         candidates=candidates,
         traffic=bytes_of,
-        slower=lambda call, target: winograd.slower(convolution_of(call), target),
+        products=lambda call, target: winograd.products(convolution_of(call), target),
         engine="winograd with norm",
     )
 

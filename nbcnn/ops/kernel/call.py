@@ -16,6 +16,7 @@ from nbcnn.gpu.compiler import LOCKSTEP, SIMULATOR
 from nbcnn.gpu.kernel_store import loaded
 from nbcnn.gpu.language import resolved
 from nbcnn.gpu.target import Target
+from nbcnn.ops.kernel.cost import microseconds, speed_of
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.op import Op
 from nbcnn.plan.roles import Role, role
@@ -185,7 +186,10 @@ class Impl:
     bind      Call -> what to run, in order.
     scratch   Call without arrays (tile resolved) -> bytes of scratch; needs no GPU.
     supports  Call without arrays, Target -> None, or the reason in words why this shape cannot run on that GPU.
-    slower    Call without arrays, Target -> None, or the reason in words why another implementation is likely faster there.
+    slower    Call without arrays, Target -> None, or the reason in words why another implementation is likely faster there; not asked
+              where a row chooses by cost.
+    products  Call without arrays (tile resolved), Target -> microseconds of its products by the engine's model, without its bytes and launches.
+              None where there is none: then the table's order decides (`nbcnn.ops.kernel.cost`).
     engine    the name of its kernels, where an op has several implementations.
     tile      Call without arrays, Target -> a frozen dataclass of ints (None if there is nothing to choose).
     pack      Call without arrays -> int32 index map (n,) or (terms, n): packed[i] = Σ_t weight.flat[map[t, i]], where −1
@@ -215,6 +219,14 @@ class Impl:
     once: bool = False
     slower: Callable[[Call, Target], str | None] = _any_shape
     engine: str = ""
+    products: Callable[[Call, Target], float] | None = None
+
+    def cost(self, call: Call, target: Target) -> float | None:
+        """Estimated microseconds of a call with its tile (`nbcnn.ops.kernel.cost`); None where nobody has measured the engine beside others."""
+        speed = speed_of(self.engine, type(call.tile).__name__, call.in_dtypes[0] if call.in_dtypes else "float32")
+        if speed is None or self.traffic is None or self.products is None:
+            return None
+        return microseconds(self.products(call, target), self.traffic(call), speed)
 
     def lacks(self, target: Target) -> str | None:
         """None if the kernels run on GPUs of the compute capability of `target`, else the reason in words."""
@@ -232,6 +244,11 @@ def host(reference: Callable[..., None]) -> Impl:
         return [HostCall(reference, (*ins, *outs), call.attrs, name=call.op)]
 
     return Impl(bind)
+
+
+def through(products: Callable[[Call, Target], float] | None, inner: Callable[[Call], Call]) -> Callable[[Call, Target], float] | None:
+    """The `products` of an implementation that makes them by another's, of an inner call."""
+    return None if products is None else lambda call, target: products(inner(call), target)
 
 
 def blocks(count: int, threads: int) -> int:

@@ -19,6 +19,7 @@ class Row:
     device  "host" or "gpu".
     layout  how images are stored between the layers.
     fallbacks  (name, ops) in the order in which a step looks for an implementation that supports it.
+    by_cost  whether a step takes the cheapest implementation that supports it (`Impl.cost`), in place of the first.
     own     the names of the fallbacks that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
     """
 
@@ -28,6 +29,7 @@ class Row:
     layout: str
     fallbacks: tuple[tuple[str, Ops], ...]
     own: tuple[str, ...] = ()
+    by_cost: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "own", self.own or (self.mode,))

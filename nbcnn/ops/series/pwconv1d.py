@@ -24,7 +24,7 @@ import numpy as np
 from nbcnn.ops.activations import glu
 from nbcnn.ops.conv import reference
 from nbcnn.ops.images.convert import traffic_transpose, transpose
-from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, host, through
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.op import Map, Op
@@ -168,6 +168,7 @@ def _through(impl: Impl, layout: str) -> Impl:
         scratch=scratch,
         supports=inner(impl.supports),
         slower=inner(impl.slower),
+        products=through(impl.products, lambda call: as_convolution(call, layout)),
         tile=inner(impl.tile),
         pack=inner(impl.pack) if impl.pack is not None else None,
         candidates=inner(impl.candidates),

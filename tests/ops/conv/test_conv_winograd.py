@@ -16,7 +16,7 @@ from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.winograd import nine_products
-from nbcnn.ops.conv.winograd.engine import FUSED, OPS, WinogradTile, slower, supports
+from nbcnn.ops.conv.winograd.engine import FUSED, OPS, WinogradTile, supports
 from nbcnn.plan.shapes import ConvShape
 
 ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
@@ -69,13 +69,6 @@ def test_refusals_name_the_reason(shape, reason):
     case = next(conv_cases(shape))
     call = Bound(IMPLS["conv_fprop"], case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=TINY).call
     assert reason in supports(call, H200)
-
-
-def test_few_tiles_are_said_to_be_slower():
-    case = next(conv_cases(ConvShape(8, 16, 16, 16, 16, 3, 3, 1, 1)))
-    call = Bound(IMPLS["conv_fprop"], case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=TINY).call
-    assert supports(call, H200) is None
-    assert slower(call, H200) == "512 output tiles are fewer than 2048"
 
 
 @pytest.mark.full

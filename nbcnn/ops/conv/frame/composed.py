@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape, through
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.op import Op
@@ -67,6 +67,7 @@ def _asking(impl: Impl, inner_call: Callable[[Call], Call]) -> Impl:
         impl,
         supports=lambda call, target: impl.supports(inner_call(call), target),
         slower=lambda call, target: impl.slower(inner_call(call), target),
+        products=through(impl.products, inner_call),
         tile=lambda call, target: impl.tile(inner_call(call), target),
         candidates=lambda call, target: impl.candidates(inner_call(call), target),
         pack=None if pack is None else lambda call: pack(inner_call(call)),

@@ -22,7 +22,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, jit
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.composed import inner, middle, operands, rest
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, blocks, through
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.traffic import Traffic, once
@@ -140,11 +140,11 @@ def grouped(engine: Mapping[Op, Impl], most: int) -> dict[Op, Impl]:
             return [*impl.traffic(dense_call(call, op)), *([once(weights, weights)] if op == Op("conv", "wgrad") else [])]
 
         changes: dict[str, Any] = {
-            "engine": f"{impl.engine} with zeros",
             "bind": bind,
             "scratch": scratch,
             "supports": lambda call, target: supports(call, target, impl, op),
             "slower": lambda call, target: impl.slower(dense_call(call, op), target),
+            "products": through(impl.products, lambda call: dense_call(call, op)),
             "tile": lambda call, target: impl.tile(dense_call(call, op), target),
             "candidates": lambda call, target: impl.candidates(dense_call(call, op), target),
             "pack": None if pack is None else packed,

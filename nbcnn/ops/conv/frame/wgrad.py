@@ -23,6 +23,7 @@ from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, windows
 from nbcnn.plan.op import Op
@@ -119,6 +120,14 @@ class WeightGradient(Generic[Tile]):
         """The tiles that an autotuner should try."""
         raise NotImplementedError
 
+    def awkward(self, call: Call, g: Correlation) -> float:
+        """How many times as long as `cycles` the products take for a call's channels (`nbcnn.ops.conv.frame.awkward`)."""
+        return 1.0
+
+    def cycles(self, tile: Tile, g: Correlation, target: Target) -> float:
+        """Estimated time of all launches with a tile."""
+        raise NotImplementedError
+
     def choose(self, g: Correlation, target: Target) -> Tile:
         """The tile for this shape and number of multiprocessors."""
         raise NotImplementedError
@@ -210,4 +219,7 @@ class WeightGradient(Generic[Tile]):
             traffic=self.traffic,
             exactly=exactly,
             engine="wgmma" if exactly else "mma",
+            products=lambda call, target: (
+                self.awkward(call, correlation(call)) * self.cycles(call.tile, correlation(call), target) / CYCLES_A_MICROSECOND
+            ),
         )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
+from nbcnn.ops.conv.frame.awkward import narrow
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
@@ -25,6 +26,8 @@ from nbcnn.plan.bounds import STORE
 from nbcnn.plan.op import Op
 
 _INNER_TAPS = 4
+NARROW = 0.32
+"""Power of the copies that 16 bytes of a pixel take (`awkward.narrow`)."""
 
 
 class MmaWeightGradient(WeightGradient[PixelTile]):
@@ -49,6 +52,12 @@ class MmaWeightGradient(WeightGradient[PixelTile]):
 
     def choose(self, g: Correlation, target: Target) -> PixelTile:
         return wgrad_tile.choose(g, self.kind, target)
+
+    def awkward(self, call: Call, g: Correlation) -> float:
+        return narrow((g.C, g.K), self.element, NARROW)
+
+    def cycles(self, tile: PixelTile, g: Correlation, target: Target) -> float:
+        return wgrad_tile.cycles(tile, g, self.kind, target)
 
     def column_tiles(self, tile: PixelTile, g: Correlation) -> int:
         return tile.column_tiles(g, self.kind)

@@ -142,7 +142,7 @@ _BYTES_A_CYCLE = 600
 """Cycles of the second launch, and what the GPU moves of the parts: writing them and reading them back."""
 
 
-def _cycles(tile: PixelTile, g: Correlation, kind: Kind, target: Target) -> float:
+def cycles(tile: PixelTile, g: Correlation, kind: Kind, target: Target) -> float:
     """Estimated time, in cycles."""
     blocks, resident = tile.row_tiles(g) * tile.column_tiles(g, kind) * tile.parts(g), tile.resident(kind, target)
     work = tile.BM * tile.BN * tile.BK / _PRODUCTS_A_CYCLE[kind.name] * _READS[tile.WM * tile.WN]
@@ -170,4 +170,4 @@ def candidates(g: Correlation, kind: Kind, target: Target) -> Iterator[PixelTile
 
 def choose(g: Correlation, kind: Kind, target: Target) -> PixelTile:
     """The candidate with the least estimated time."""
-    return min(candidates(g, kind, target), key=lambda tile: _cycles(tile, g, kind, target))
+    return min(candidates(g, kind, target), key=lambda tile: cycles(tile, g, kind, target))

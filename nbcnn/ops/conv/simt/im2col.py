@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.ops.conv.frame.awkward import narrow
 from nbcnn.ops.conv.frame.correlation import by_parity, in_phases, parity_filters
 from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.simt import im2col_wgrad
@@ -225,14 +226,27 @@ def product(call: Call) -> Product:
     return *c.gemm(path), whole_tiles, False
 
 
+NARROW = 0.38
+"""Power of the copies that 16 bytes of a pixel take (`awkward.narrow`)."""
+
+
+def awkward(call: Call) -> float:
+    """How many times as long products take where the channels of images that are loaded are no whole 16 bytes."""
+    images = call.in_shapes if call.op.direction == "wgrad" else call.in_shapes[:1]
+    return narrow([shape[1] for shape in images], 4, NARROW)
+
+
 def scratch(call: Call) -> int:
     """Bytes of the partial outputs, if GK is split."""
     return partial_bytes(call.tile.split, numel(call.out_shapes[0]))
 
 
+_WGRAD = Impl(im2col_wgrad.bind, im2col_wgrad.scratch, traffic=im2col_wgrad.traffic, **choices(im2col_wgrad.product, awkward=awkward))
 OPS = {
-    Op("conv", "fprop"): Impl(bind_fprop, scratch, pack=pack_fprop, traffic=traffic, **choices(product)),
-    Op("conv", "dgrad"): Impl(bind_dgrad, scratch, pack=pack_dgrad, traffic=traffic, **choices(product)),
-    Op("conv", "wgrad"): Impl(im2col_wgrad.bind, im2col_wgrad.scratch, traffic=im2col_wgrad.traffic, **choices(im2col_wgrad.product)),
+    Op("conv", "fprop"): Impl(bind_fprop, scratch, pack=pack_fprop, traffic=traffic, **choices(product, awkward=awkward)),
+    Op("conv", "dgrad"): Impl(bind_dgrad, scratch, pack=pack_dgrad, traffic=traffic, **choices(product, awkward=awkward)),
+    Op("conv", "wgrad"): Impl(
+        im2col_wgrad.bind, im2col_wgrad.scratch, traffic=im2col_wgrad.traffic, **choices(im2col_wgrad.product, awkward=awkward)
+    ),
 }
 """The convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -179,7 +179,7 @@ def traffic_up_wgrad(call: Call) -> list[Traffic]:
     return [box_traffic(call.in_shapes[1]), product, *exchanged_traffic(9, K, C, call.tile.split)]
 
 
-_TILES = choices(im2col.product)
+_TILES = choices(im2col.product, awkward=im2col.awkward)
 _FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, traffic=traffic_fprop, **_TILES)
 _UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, traffic=traffic_up_fprop, **choices(product_up_fprop))
 _UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, traffic=traffic_up_dgrad, **choices(product_up_dgrad))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbcnn.gpu.target import Target
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tiles import unsplit
 
@@ -124,8 +125,8 @@ def ranked(GM: int, GN: int, GK: int, whole_tiles: bool, always_sums: bool, targ
     return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, GM, GN, GK, target, always_sums)))
 
 
-def choices(product: Callable[[Any], Product], engine: str = "im2col") -> dict[str, Any]:
-    """`engine`, `tile` and `candidates` of an `Impl`: the first of `ranked`, and the first two splits of every tile.
+def choices(product: Callable[[Any], Product], engine: str = "im2col", awkward: Callable[[Any], float] | None = None) -> dict[str, Any]:
+    """`engine`, `tile`, `candidates` and `products` of an `Impl`: the first of `ranked`, and the first two splits of every tile.
 
     product: call -> GM, GN, GK, whole_tiles, always_sums.
     """
@@ -139,4 +140,8 @@ def choices(product: Callable[[Any], Product], engine: str = "im2col") -> dict[s
             listed.setdefault(unsplit(one), []).append(one)
         return [one for splits in listed.values() for one in splits[:2]]
 
-    return {"engine": engine, "tile": tile, "candidates": candidates}
+    def products(call: Any, target: Target) -> float:
+        GM, GN, GK, _, always_sums = product(call)
+        return (awkward(call) if awkward else 1.0) * cycles(call.tile, GM, GN, GK, target, always_sums) / CYCLES_A_MICROSECOND
+
+    return {"engine": engine, "tile": tile, "candidates": candidates, "products": products}

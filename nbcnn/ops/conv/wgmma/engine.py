@@ -11,6 +11,7 @@ import numpy as np
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import RELU, epilogue_of
+from nbcnn.ops.conv.frame import awkward
 from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, correlation, pack, padded, refusal, whole
 from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
@@ -22,6 +23,7 @@ from nbcnn.ops.conv.wgmma.split import in_planes, launch_split, own_bytes, plane
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, shared_bytes, steps_of_tap, tiles_of, work
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.kernel.traffic import Traffic, clipped, outputs, size, windows
@@ -41,6 +43,8 @@ IMAGE_OPS = (
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}
 SOURCE = (0,)
 """The position of the operand that in fp32 is split into planes."""
+PADDED = 0.48
+"""Power of what channels are padded by (`awkward.padded`)."""
 BY_PATCHES = (WITH_SUMS, WITH_SECOND)
 """Gradients whose epilogue the patch kernel alone has."""
 
@@ -62,6 +66,9 @@ def implementations(precision: str) -> dict[Op, Impl]:
         """None, or why a gradient with an epilogue of the patch kernel alone is not made. It is where the plain gradient would be made by patches."""
         if not _patch_tiles(call, kind, target):
             return "a second gradient, and the sums of a norm, are in the epilogue of the patch kernel alone, whose images are squares of 8×8 pixels"
+        plain = replace(call, op=Op("conv", "dgrad"), in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
+        if not isinstance(tile(plain, target), PatchTile):
+            return "the plain gradient is made faster by another kernel than by patches"
         return None
 
     def slower(call: Call, target: Target) -> str | None:
@@ -70,10 +77,10 @@ def implementations(precision: str) -> dict[Op, Impl]:
             return reason
         if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
             return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
-        plain = replace(call, op=Op("conv", "dgrad"), in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
-        if call.op in BY_PATCHES and not isinstance(tile(plain, target), PatchTile):
-            return "the plain gradient is made faster by another kernel than by patches"
         return None
+
+    def products(call: Call, target: Target) -> float:
+        return awkward.padded(correlation(call), kind.channels, PADDED) * _cycles(call, kind, call.tile, target) / CYCLES_A_MICROSECOND
 
     def tile(call: Call, target: Target) -> Tile | PatchTile:
         return min(tiles(call, target), key=lambda tile: _cycles(call, kind, tile, target))
@@ -98,7 +105,7 @@ def implementations(precision: str) -> dict[Op, Impl]:
         # An op around one of these has other operands: it says itself which of them are the same.
         return split_bytes(call, SOURCE) if kind.planes > 1 and (call.op in (*IMAGE_OPS, WITH_MOMENTS) or epilogue_of(call.op)) else {}
 
-    named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma"}
+    named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma", "products": products}
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, **named)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 

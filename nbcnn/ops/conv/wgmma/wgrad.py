@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
+from nbcnn.ops.conv.frame.awkward import padded
 from nbcnn.ops.conv.frame.correlation import Correlation, beyond_tma
 from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
@@ -30,6 +31,11 @@ from nbcnn.ops.kernel.traffic import Traffic, windows
 from nbcnn.plan.graph import Shape
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
+
+PADDED = 0.48
+"""Power of what channels are padded by (`awkward.padded`)."""
+FOLDED = 1.82
+"""How much longer a gradient behind an upsampling takes in tf32, of which both panels are transposed in shared memory."""
 
 
 class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
@@ -53,9 +59,13 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         return [*wgrad_tile.candidates(g, self.precision, target), *squares]
 
     def choose(self, g: Correlation, target: Target) -> PixelTile | SquareTile:
-        return min(self.candidates(g, target), key=lambda tile: self._cycles(tile, g, target))
+        return min(self.candidates(g, target), key=lambda tile: self.cycles(tile, g, target))
 
-    def _cycles(self, tile: PixelTile | SquareTile, g: Correlation, target: Target) -> float:
+    def awkward(self, call: Call, g: Correlation) -> float:
+        folded = FOLDED if self.precision == "tf32" and call.op.kind == "upconv" else 1.0
+        return folded * padded(g, 64 if self.precision != "tf32" else 32, PADDED)
+
+    def cycles(self, tile: PixelTile | SquareTile, g: Correlation, target: Target) -> float:
         """Estimated time with a tile."""
         if isinstance(tile, SquareTile):
             return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], target)

@@ -28,7 +28,7 @@ from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
 from nbcnn.ops.conv.simt.split_fused import exchanged_traffic
-from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.conv.simt.tiles import Tile, cycles
 from nbcnn.ops.conv.winograd.product import columns_traffic, launch_columns, launch_rows, launch_sum_winograd, rows_traffic
 from nbcnn.ops.conv.winograd.transform import (
     THREADS,
@@ -41,6 +41,7 @@ from nbcnn.ops.conv.winograd.transform import (
 )
 from nbcnn.ops.images import unpool
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic
@@ -50,8 +51,6 @@ from nbcnn.plan.shapes import ConvShape
 VALUES = 16
 BYTES = 128 << 20
 """Points of the images that are worked on at a time, about."""
-LEAST_TILES = 2048
-"""Output tiles below which 16 small products do not fill a large GPU."""
 
 
 def _after(call: Call) -> Any:
@@ -92,13 +91,6 @@ def supports(call: Call, target: Target) -> str | None:
     if call.op.direction == "wgrad" and c.H * c.W // 4 % 16:
         return f"{c.H * c.W // 4} tiles an image are not a multiple of 16"
     return too_large(c.x_shape, c.y_shape)
-
-
-def slower(call: Call, target: Target) -> str | None:
-    """None, or the reason in words: the launches of the transforms take time that few tiles do not save."""
-    c = shape_of(call)
-    tiles = c.N * c.H * c.W // 4
-    return f"{tiles} output tiles are fewer than {LEAST_TILES}" if tiles < LEAST_TILES else None
 
 
 def tile(call: Call, target: Target) -> WinogradTile:
@@ -253,9 +245,22 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
     return made + exchanged_traffic(16, c.K, c.C, _planes(call), len(call.out_shapes) == 2)
 
 
-_FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic, slower=slower, engine="winograd")
-_DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad, traffic=traffic, slower=slower, engine="winograd")
-_WGRAD = Impl(bind_wgrad, scratch_wgrad, supports, tile, traffic=traffic_wgrad, slower=slower, engine="winograd")
+def products(call: Call, target: Target) -> float:
+    """Microseconds of the products of all values: 16 matrices for the images that are worked on at a time."""
+    c, tile = shape_of(call), call.tile
+    total = 0.0
+    for _, tiles in _chunks(c, tile.images):
+        if call.op.direction == "wgrad":
+            total += cycles(tile.product, VALUES * c.C, c.K, tiles, target, always_sums=False)
+        else:
+            source, result = (c.K, c.C) if call.op.direction == "dgrad" else (c.C, c.K)
+            total += cycles(tile.product, VALUES * tiles, result, source, target, always_sums=False)
+    return total / CYCLES_A_MICROSECOND
+
+
+_FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic, engine="winograd", products=products)
+_DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad, traffic=traffic, engine="winograd", products=products)
+_WGRAD = Impl(bind_wgrad, scratch_wgrad, supports, tile, traffic=traffic_wgrad, engine="winograd", products=products)
 
 OPS = {Op("conv", "fprop"): _FPROP, Op("conv", "dgrad"): _DGRAD, Op("conv", "wgrad"): _WGRAD}
 """The plain convolutions that have this form: 3×3, stride 1, padding 1, even images, channels in sixteens, large batches."""

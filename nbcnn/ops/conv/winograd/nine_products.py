@@ -19,10 +19,12 @@ import numpy as np
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.simt import im2col
-from nbcnn.ops.conv.winograd.engine import BYTES, LEAST_TILES, Scratch, WinogradTile, launch_filters, launch_images, launch_input
+from nbcnn.ops.conv.simt.tiles import cycles
+from nbcnn.ops.conv.winograd.engine import BYTES, Scratch, WinogradTile, launch_filters, launch_images, launch_input
 from nbcnn.ops.conv.winograd.product import launch_rows, rows_traffic
 from nbcnn.ops.conv.winograd.transform import filters_traffic, images_traffic, input_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.op import Map, Op
@@ -38,13 +40,6 @@ def supports(call: Call, target: Target) -> str | None:
     if C % 16 or K % 16:
         return f"{C} to {K} channels: nine products need multiples of 16"
     return too_large(call.out_shapes[0])
-
-
-def slower(call: Call, target: Target) -> str | None:
-    """None, or the reason in words."""
-    n, _, height, width = call.in_shapes[0]
-    pixels = n * height * width
-    return f"{pixels} pixels are fewer than {LEAST_TILES}" if pixels < LEAST_TILES else None
 
 
 def tile(call: Call, target: Target) -> WinogradTile:
@@ -101,7 +96,15 @@ def traffic(call: Call) -> list[Traffic]:
     return made
 
 
-_IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic, slower=slower, engine="nine products")
+def products(call: Call, target: Target) -> float:
+    """Microseconds of the products of all values: nine matrices for the images that are worked on at a time."""
+    (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
+    source, result = (K, C) if call.op.direction == "dgrad" else (C, K)
+    sizes = (VALUES * H * W * min(call.tile.images, N - first) for first in range(0, N, call.tile.images))
+    return sum(cycles(call.tile.product, rows, result, source, target, always_sums=False) for rows in sizes) / CYCLES_A_MICROSECOND
+
+
+_IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic, engine="nine products", products=products)
 
 FUSED = {Op("upconv", "fprop"): _IMPL, Op("upconv", "fprop", after=(Map("relu"),)): _IMPL}
 """For large batches and channels in sixteens; im2col_fused.py serves the rest."""

@@ -1,0 +1,77 @@
+"""A model of the time of a call, by which a row chooses among implementations that can run it.
+
+A call takes its products and its bytes, of which the longer one counts most (a p-norm, as they disturb each other), and a little for each launch.
+The products' time is the engine's own model (`Impl.products`: tiles in waves, `nbcnn/ops/conv/frame/cost.py` for Hopper), or its flops at a rate
+where it has none. Bytes are those that its launches are counted to move (`Impl.traffic`): different ones out of memory, others out of a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nbcnn.ops.kernel.traffic import Traffic
+
+CYCLES_A_MICROSECOND = 1755.0
+"""The clock at which the models of products count cycles, that of an H200 under load."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast an engine is, measured on an H100 (`study engines`).
+
+    launch   microseconds of each launch, however little it does
+    scale    how many times the time of its model the products take
+    soft     p of the norm of products and bytes: 1 where one follows the other, 4 where they overlap
+    whole    its model knows of all its launches: they count as one
+    """
+
+    launch: float
+    scale: float
+    soft: float
+    whole: bool = True
+
+
+MEMORY, CACHE = 2.8e6, 8e6
+"""Bytes a microsecond of the whole GPU: different ones out of memory, and those that are read again, out of a cache."""
+
+SPEEDS: dict[tuple[str, str, str], Speed] = {
+    ("im2col", "", "float32"): Speed(3.02, 0.87, 2),
+    ("pointwise", "", "float32"): Speed(3.02, 0.87, 2),
+    ("mma", "PixelTile", "bfloat16"): Speed(0.50, 0.87, 4),
+    ("mma", "PixelTile", "float32"): Speed(0.50, 0.98, 4),
+    ("mma", "PixelTile", "tfloat32"): Speed(0.50, 0.87, 4),
+    ("mma", "Tile", "bfloat16"): Speed(2.33, 0.98, 4),
+    ("mma", "Tile", "float32"): Speed(3.74, 0.96, 4),
+    ("mma", "Tile", "tfloat32"): Speed(2.24, 0.97, 4),
+    ("wgmma", "PatchTile", "bfloat16"): Speed(1.90, 0.74, 4),
+    ("wgmma", "KeepingTile", "bfloat16"): Speed(1.90, 0.74, 4),
+    ("wgmma", "PatchTile", "tfloat32"): Speed(2.32, 0.90, 4),
+    ("wgmma", "KeepingTile", "tfloat32"): Speed(2.32, 0.90, 4),
+    ("wgmma", "PixelTile", "bfloat16"): Speed(1.65, 0.91, 4),
+    ("wgmma", "PixelTile", "float32"): Speed(3.44, 0.91, 4),
+    ("wgmma", "PixelTile", "tfloat32"): Speed(4.00, 0.85, 4),
+    ("wgmma", "SquareTile", "bfloat16"): Speed(1.38, 0.99, 4),
+    ("wgmma", "Tile", "bfloat16"): Speed(0.50, 0.67, 4),
+    ("wgmma", "Tile", "float32"): Speed(1.99, 0.70, 4),
+    ("wgmma", "Tile", "tfloat32"): Speed(0.50, 0.54, 4),
+    ("winograd", "", "float32"): Speed(2.80, 0.96, 2, whole=False),
+    ("winograd with norm", "", "float32"): Speed(2.80, 0.96, 2, whole=False),
+    ("nine products", "", "float32"): Speed(2.80, 0.96, 2, whole=False),
+}
+"""By engine, kind of tile ("": any) and how the first operand is stored. An engine that is not here was not measured beside others.
+
+Fitted to 960 times of 450 steps on an H100, so that ratios within a step count more than times (tests/lab/engines_h100.json).
+"""
+
+
+def speed_of(engine: str, tile: str, stored: str) -> Speed | None:
+    """How fast an engine's kernels for a kind of tile are; None if nobody has measured it."""
+    return SPEEDS.get((engine, tile, stored)) or SPEEDS.get((engine, "", stored))
+
+
+def microseconds(products: float, launches: Sequence[Traffic], speed: Speed) -> float:
+    """Estimated time of launches that move so many bytes, and whose products alone take so long by the model of their engine."""
+    moved = sum((each.distinct + each.write) / MEMORY + max(0, each.read - each.distinct) / CACHE for each in launches)
+    count = 1 if speed.whole else len(launches)
+    return speed.launch * count + ((speed.scale * products) ** speed.soft + moved**speed.soft) ** (1 / speed.soft)
