@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.files import atomic, document, lock, regular
-from nbcnn.files.quote import quoted
+from nbcnn.files.quote import brief, quoted
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, Metadata, Tensors
 
@@ -252,7 +252,7 @@ def agree(folder: RunFolder, config: Mapping[str, Any], path: Path, notes: Mappi
     for name, here, there in told:
         if here != there and name not in free:
             raise RunError(
-                f"{folder.config_path} does not belong to {path}: it says {name} {here}, the checkpoint {there}. "
+                f"{folder.config_path} does not belong to {path}: it says {name} {brief(here)}, the checkpoint {brief(there)}. "
                 "One of the two was edited or is another run's; put the right one back"
             )
 

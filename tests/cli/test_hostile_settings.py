@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import tracemalloc
 
 import numpy as np
 import pytest
-from scripts import exits, message, train
+from scripts import TINY, exits, extract, message, train
 
 from nbcnn.cli import train_flags
 from nbcnn.files.errors import UsageError
@@ -86,3 +87,15 @@ def test_a_long_table_of_rates_is_made_in_blocks():
 
 def test_numbers_within_their_bounds_are_taken():
     assert train_flags.parse(["--epochs", "1_000", "--batch", "1,024", "--seed", str(2**63 - 1)]).seed == 2**63 - 1
+
+
+def test_a_config_of_another_data_set_is_quoted_short(tmp_path, capsys):
+    assert exits(train, [*TINY, "--out", tmp_path / "run", "--quiet"]) == 0
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["data"]["name"] = "[" * 10_000
+    path.write_text(json.dumps(config))
+    capsys.readouterr()
+    text = message(capsys, exits(extract, [tmp_path / "run", "--mode", "cpu", "--quiet", "--out", tmp_path / "features"]), 3)
+    assert "does not belong to" in text
+    assert len(text) < 900
