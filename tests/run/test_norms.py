@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_net import depth_bound
 
+import nbcnn
 from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
 from nbcnn.nn.layers import Conv2d, Residual
@@ -138,3 +139,17 @@ def test_every_mode_takes_two_steps_like_the_reference(key, device):
     for name, tensor in reference.params.as_dict().items():
         update = np.linalg.norm(tensor - before[name])
         assert np.linalg.norm(net.params.read(name) - tensor) <= 2 * depth_bound(7, key[1]) * update, name
+
+
+@pytest.mark.parametrize("norm", [nbcnn.GroupNorm(2), nbcnn.InstanceNorm2d(), nbcnn.LayerNorm()], ids=str)
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("tiled", marks=pytest.mark.gpu)])
+def test_values_whose_squares_leave_float32_make_no_finite_number(norm, mode):
+    """Around 1e19 squares are still float32, and the result is right; beyond, NaN or infinity and not the bias."""
+    if mode != "cpu" and gpu_device.gpu_missing():
+        pytest.skip("no GPU")
+    x = np.random.default_rng(3).standard_normal((2, 4, 3, 3)).astype(np.float32)
+    net = Net([norm], (4, 3, 3), mode=mode)
+    with np.errstate(over="ignore", invalid="ignore"):
+        plain, large, beyond = (net.predict(np.float32(size) * x) for size in (1, 1e16, 1e21))
+    np.testing.assert_allclose(large, plain, atol=1e-4)
+    assert not np.isfinite(beyond).any()

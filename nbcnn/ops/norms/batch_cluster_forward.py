@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -10,6 +9,7 @@ from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.norms.cluster_share import Tile, block_sums, floats_of, shared_floats, words_io
+from nbcnn.ops.norms.plane import not_negative, rstd_of
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
 
 
@@ -105,7 +105,7 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
             away, squares = total(memory, tid), total(memory, CHANNELS + tid)
             middle = away / max(last - first, 1)
             memory[tid] = lead + middle
-            memory[CHANNELS + tid] = max(squares - away * middle, 0.0)
+            memory[CHANNELS + tid] = not_negative(squares - away * middle)
         cuda.syncthreads()
         cluster_arrive()
         cluster_wait()
@@ -120,7 +120,7 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
                 away = of_ranks[r] - middle
                 variance += squares_of_ranks[r] + max(min(pixels, M - r * pixels), 0) * away * away
             variance = variance / M
-            scale = 1.0 / math.sqrt(variance + eps)
+            scale = rstd_of(variance + eps)
             memory[NUMBERS + tid], memory[NUMBERS + CHANNELS + tid], memory[NUMBERS + 2 * CHANNELS + tid] = middle, factor * scale, offset
         cuda.syncthreads()
         cluster_arrive_relaxed()

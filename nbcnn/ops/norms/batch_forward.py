@@ -13,7 +13,7 @@ from typing import Any
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.kernel.share import IN_FLIGHT, Share, floats_io, lanes_io, place_of, rows_sum, taking
-from nbcnn.ops.norms.plane import column_sum
+from nbcnn.ops.norms.plane import column_sum, not_negative, rstd_of
 
 CHANNEL_THREADS = 8 if SIMULATOR else 256
 """Threads of a block that adds the partials of one channel."""
@@ -82,7 +82,7 @@ def moments_kernel(kind: str, share: Share) -> Any:
                 total, squares = memory[q * THREADS + tid], memory[(WIDTH + q) * THREADS + tid]
                 away = total / count
                 partials[(c + q) * chunks + block] = leads[q] + away
-                partials[(C + c + q) * chunks + block] = max(squares - total * away, 0.0)
+                partials[(C + c + q) * chunks + block] = not_negative(squares - total * away)
 
     return batchnorm_moments_kernel
 
@@ -127,7 +127,7 @@ def statistics_kernel() -> Any:
         middle, variance = join(values, partials, c, M, C, chunk, chunks)
         if cuda.threadIdx.x == 0:
             mean[c] = middle
-            rstd[c] = 1.0 / math.sqrt(variance + eps)
+            rstd[c] = rstd_of(variance + eps)
             running_mean[c] = (1.0 - momentum) * running_mean[c] + momentum * middle
             running_var[c] = (1.0 - momentum) * running_var[c] + momentum * variance * (M / max(M - 1, 1))
 
@@ -182,7 +182,7 @@ def together_kernel() -> Any:
             variance = variance / images
             m = images * HW
             mean[c] = middle
-            rstd[c] = 1.0 / math.sqrt(variance + eps)
+            rstd[c] = rstd_of(variance + eps)
             running_mean[c] = (1.0 - momentum) * running_mean[c] + momentum * middle
             running_var[c] = (1.0 - momentum) * running_var[c] + momentum * variance * (m / max(m - 1.0, 1.0))
 

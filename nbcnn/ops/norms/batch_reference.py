@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.activations.activation import Activation
+from nbcnn.ops.norms.plane import inverse_deviation
 from nbcnn.plan.op import Map, Op, undone
 
 Array = np.ndarray
@@ -198,7 +199,7 @@ def _keep(
     momentum: float,
 ) -> None:  # fmt: skip
     """The statistics of the batch to `kept`; `running`, moved towards them, to `outs`."""
-    kept[0][...], kept[1][...] = middle, 1 / np.sqrt(variance + eps)
+    kept[0][...], kept[1][...] = middle, inverse_deviation(variance + eps)
     outs[0][...] = (1 - momentum) * running[0] + momentum * middle
     outs[1][...] = (1 - momentum) * running[1] + momentum * variance * (m / np.maximum(m - 1, 1))
 

@@ -17,7 +17,6 @@ Sources: Y. Wu, K. He, "Group Normalization", arXiv:1803.08494; D. Ulyanov et al
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +35,7 @@ from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.norms import batch_backward, batch_forward
 from nbcnn.ops.norms.batch_forward import CHANNEL_THREADS
-from nbcnn.ops.norms.plane import column_sum
+from nbcnn.ops.norms.plane import column_sum, inverse_deviation, rstd_of
 from nbcnn.plan.op import Op
 
 Array = np.ndarray
@@ -54,7 +53,7 @@ def groupnorm_fprop(x: Array, *operands: Array, groups: int, eps: float) -> None
     offset = away.mean(2, keepdims=True)
     away = away - offset
     mean[...] = (lead + offset).reshape(-1)
-    rstd[...] = 1 / np.sqrt(np.square(away).mean(2) + eps).reshape(-1)
+    rstd[...] = inverse_deviation(np.square(away).mean(2) + eps).reshape(-1)
     normal = (away * rstd.reshape(len(x), groups, 1)).reshape(x.shape)
     y[...] = normal * affine[0][:, None, None] + affine[1][:, None, None] if affine else normal
 
@@ -105,7 +104,7 @@ def statistics_kernel(threads: int) -> Any:
         total = together(squares, total)
         if tid & threads - 1 == 0 and number < count:
             mean[number] = lead + offset
-            rstd[number] = 1.0 / math.sqrt(total / (items * chunk) + eps)
+            rstd[number] = rstd_of(total / (items * chunk) + eps)
 
     return groupnorm_statistics_kernel
 

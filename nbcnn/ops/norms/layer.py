@@ -16,7 +16,6 @@ Source: J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", arXiv:1607.0
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +32,7 @@ from nbcnn.ops.kernel.share import IN_FLIGHT, Share, floats_io, lanes_io, rows_s
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.kernel.windows import split
-from nbcnn.ops.norms.plane import column_sum
+from nbcnn.ops.norms.plane import column_sum, inverse_deviation, not_negative, rstd_of
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
@@ -57,7 +56,7 @@ def layernorm_fprop(x: Array, weight: Array, bias: Array, y: Array, mean: Array,
     offset = away.mean(1)
     away = away - offset[:, None]
     mean[...] = flat[:, 0] + offset
-    rstd[...] = 1 / np.sqrt(np.square(away).mean(1) + eps)
+    rstd[...] = inverse_deviation(np.square(away).mean(1) + eps)
     y[...] = (away * rstd[:, None] * weight + bias).reshape(x.shape)
 
 
@@ -129,7 +128,8 @@ def fprop_kernel(kind: str, width: int, threads: int) -> Any:
                 squares += away * away
             e += STEP
         offset = in_block(sums, total) / K
-        scale = 1.0 / math.sqrt(max(in_block(sums, squares) / K - offset * offset, 0.0) + eps)
+        variance = in_block(sums, squares) / K - offset * offset
+        scale = rstd_of(not_negative(variance) + eps)
         centre = lead + offset
         if tid == 0:
             mean[n] = centre

@@ -7,9 +7,12 @@ neighbouring pixels; in NHWC neighbours read neighbouring channels, 32 of them w
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.call import Call, Shape
@@ -22,6 +25,24 @@ LARGEST_BLOCK = 256
 SMALLEST_BLOCK = 8 if SIMULATOR else 32
 ELEMENTS_PER_THREAD = 4
 """Elements that a thread should have before a block gets more threads."""
+
+
+def inverse_deviation(raised: np.ndarray) -> np.ndarray:
+    """1/√(variance + eps), NaN for an infinite one: 0 would make the bias of values whose squares leave float32."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(1 / np.sqrt(raised) + 0 * raised)
+
+
+@jit(device=True)
+def rstd_of(raised):
+    """`inverse_deviation` of one number."""
+    return 1.0 / math.sqrt(raised) + 0.0 * raised
+
+
+@jit(device=True)
+def not_negative(value):
+    """max(value, 0), but NaN stays NaN: squares that leave float32 must not look like none."""
+    return 0.0 if value < 0.0 else value
 
 
 @dataclass(frozen=True)
