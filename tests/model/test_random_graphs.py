@@ -74,6 +74,7 @@ def graph_of(seed):
     last = values[-1]
     for value in inputs:  # all of which an output must read
         last = last + value
+    last = KEEPING[seed % len(KEEPING)]()(last)  # so that there is each
     last = choose(HALVING)()(last) if random.random() < 0.5 else last
     outputs = []
     for _ in range(int(random.integers(1, 3))):
