@@ -76,7 +76,7 @@ def test_a_row_by_cost_takes_the_cheapest_that_it_knows():
 def test_the_networks_of_the_study_can_be_planned():
     for name in ("lenet", "inverted"):
         assert engines.tasks([name], ["im2col"], Absent(), batches=(2,))
-    assert set(engine_nets.OWN) < set(engine_nets.ALL)
+    assert set(engine_nets.STUDIED) < set(engine_nets.ALL)
 
 
 def test_a_step_is_found_again_in_its_row(one):

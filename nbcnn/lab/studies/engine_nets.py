@@ -80,7 +80,7 @@ def halving() -> list[Any]:
     return [*body, Flatten(), Linear(100), ReLU(), Linear(10), SoftmaxCrossEntropy()]
 
 
-OWN = {
+STUDIED = {
     made.name: made
     for made in (
         Network("inverted", "MobileNetV2's blocks", inverted, (3, 32, 32), 256),
@@ -93,4 +93,4 @@ OWN = {
     )
 }
 """Networks of the study alone, by name."""
-ALL = NETWORKS | OWN
+ALL = NETWORKS | STUDIED

@@ -1,4 +1,4 @@
-"""How much longer products take than an engine's model says where channels do not fill what the engine moves at once.
+"""This module says how much longer products take than an engine's model where channels do not fill what the engine moves at once.
 
 Measured on an H100 (`study engines`, 500 steps): a factor grows with a power of what is padded, or of how many copies 16 bytes take.
 """
