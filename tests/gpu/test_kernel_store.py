@@ -21,7 +21,7 @@ from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.simt.im2col import Window, gather_product
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.kernel.call import Launch
-from nbcnn.ops.kernel.maps import unary
+from nbcnn.ops.kernel.maps import FIRST_NUMBERS, map_kernel
 from nbcnn.run.peak_kernels import wait_kernel
 
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
@@ -187,7 +187,7 @@ def test_kernels_that_name_each_other_have_a_digest():
 KERNELS = {
     "of a module": lambda: wait_kernel,
     "of a factory": lambda: gather_product(Tile(64, 64, 16, 4, 4), Window(3, 3), 4, True, True, True),
-    "of a factory that takes a device function": lambda: unary("relu_fprop_kernel", relu, "float32", "float32"),
+    "of a factory that takes a device function": lambda: map_kernel("relu_fprop_kernel", relu, ("float32",), ("float32",), FIRST_NUMBERS[0]),
 }
 
 
