@@ -13,7 +13,7 @@ import numpy as np
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 
-MOST = 1e35
+LARGEST = 1e35
 """Bound of means and deviations, and of 1 / deviation: 255 times it is a float32, which the gather kernel wants."""
 _BLOCK = 1 << 24
 """Elements that are added at a time."""
@@ -42,7 +42,7 @@ class Normalisation:
         object.__setattr__(self, "deviation", _floats(self.deviation))
         if not self.mean or len(self.mean) != len(self.deviation):
             raise UsageError(f"a normalisation needs one mean and one deviation a channel, got {len(self.mean)} and {len(self.deviation)}")
-        if not all(abs(each) < MOST for each in self.mean) or not all(1 / MOST < each < MOST for each in self.deviation):
+        if not all(abs(each) < LARGEST for each in self.mean) or not all(1 / LARGEST < each < LARGEST for each in self.deviation):
             raise UsageError(f"means must be finite and deviations positive, and both within float32, got {self.mean} and {self.deviation}")
 
     @classmethod

@@ -22,7 +22,7 @@ from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 
-MOST = 1e30
+LARGEST = 1e30
 """What is added to variances must leave room in float32 for sums over a patch."""
 
 
@@ -86,8 +86,8 @@ class Whiten(Layer):
         counts(self, "size")
         if not self.size % 2:
             raise UsageError(f"Whiten needs an odd size, got {self.size}")
-        if not 0 < self.eps < MOST or not 0 < self.contrast < MOST:
-            raise UsageError(f"Whiten needs eps and contrast above 0 and below {MOST:g}, got {self.eps} and {self.contrast}")
+        if not 0 < self.eps < LARGEST or not 0 < self.contrast < LARGEST:
+            raise UsageError(f"Whiten needs eps and contrast above 0 and below {LARGEST:g}, got {self.eps} and {self.contrast}")
 
     def params(self) -> dict[str, Param]:
         return {}
@@ -150,8 +150,8 @@ class WhitenPatches(Layer):
         counts(self, "size", "channels")
         if self.size == 1 and self.channels == 1:
             raise UsageError("WhitenPatches needs more than one value in a patch: a larger size")
-        if not 0 < self.eps < MOST or not 0 < self.norm < MOST:
-            raise UsageError(f"WhitenPatches needs eps and norm above 0 and below {MOST:g}, got {self.eps} and {self.norm}")
+        if not 0 < self.eps < LARGEST or not 0 < self.norm < LARGEST:
+            raise UsageError(f"WhitenPatches needs eps and norm above 0 and below {LARGEST:g}, got {self.eps} and {self.norm}")
 
     @property
     def values(self) -> int:

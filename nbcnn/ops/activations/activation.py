@@ -1,4 +1,4 @@
-"""What an activation is made of: an entry of the table (table.py), from which its ops, kernels, epilogues and cases follow."""
+"""This module defines what an activation is made of: an entry of the table (table.py), from which its ops, kernels, epilogues and cases follow."""
 
 from __future__ import annotations
 

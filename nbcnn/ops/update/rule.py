@@ -1,4 +1,4 @@
-"""What an optimizer is made of: a rule for one weight. Everything else of an update is the same for all of them:
+"""This module defines what an optimizer is made of: a rule for one weight. Everything else of an update is the same for all of them:
 
     g ← clipped g + weight_decay · w          (decay only for the first `decayed` elements)
     w, states ← rule(w, g, states, lr, …)
