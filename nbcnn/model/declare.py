@@ -217,7 +217,7 @@ def forget() -> None:
         ):
             for key in (name, Op(name, "fprop"), Op(name, "dgrad"), Op("conv", "fprop", after=(Map(name),))):
                 held.pop(key, None)  # type: ignore[attr-defined]
-        description.OWN.pop(kind.__name__, None)
+        description.DECLARED.pop(kind.__name__, None)
     _declared.clear()
 
 
@@ -282,7 +282,7 @@ def _class(name: str, base: type, numbers: Mapping[str, float], namespace: dict[
     made.__module__ = sys._getframe(2).f_globals.get("__name__", "__main__")
     _declared[name] = made
     if base is not Optimizer:
-        description.OWN[words] = made
+        description.DECLARED[words] = made
     return made
 
 

@@ -43,7 +43,7 @@ FORM = {
 }
 
 
-OWN: dict[str, type] = {}
+DECLARED: dict[str, type] = {}
 """Classes of layers and losses that the user declared (`nbcnn.activation`, `nbcnn.loss`), by name."""
 
 
@@ -85,7 +85,7 @@ def _left_out(layer: Any, each: Field[Any]) -> bool:
 
 def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
     """The layers that `as_data` described; `more` are classes of the caller's own. Raises DescriptionError."""
-    known = known_layers() | OWN | {kind.__name__: kind for kind in more}
+    known = known_layers() | DECLARED | {kind.__name__: kind for kind in more}
     if not isinstance(data, list):
         raise DescriptionError(f"layers must be a list, got {type(data).__name__}")
     made = list[Any]()

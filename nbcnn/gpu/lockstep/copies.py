@@ -32,7 +32,7 @@ class Copies:
         self._committed = self._committed + _active()
 
     def wait(self, running: int) -> None:
-        """Of the active lanes all groups but the last `running` arrive."""
+        """All groups of the active lanes but their last `running` arrive."""
         mask, mine, left = now.mask, _active(), []
         for array, at, values, lanes, group in self._running:
             done = lanes & mine & (group < self._committed - running)

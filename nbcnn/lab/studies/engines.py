@@ -339,7 +339,7 @@ def _limit(task: Task) -> float:
 
 
 def _apart(got: np.ndarray, want: np.ndarray) -> float:
-    """As `tiles.apart`; values that are no numbers in both, which random variances make, are equal."""
+    """How far apart two results are, by `tiles.apart`; where both are NaN, which random variances make, they are equal."""
     if got.dtype.kind == "f":
         known = np.isfinite(got) | np.isfinite(want)
         got, want = got[known], want[known]
