@@ -16,11 +16,12 @@ from nbcnn.check.one_op import Unsupported, run_op
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.compiler import SIMULATED_CAPABILITY
 from nbcnn.gpu.lockstep.arrays import on_arrays
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.nn.fuse import fuse
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.losses.pairs import LOSSES
-from nbcnn.plan.graph import Tape, named
+from nbcnn.plan.graph import Tape
+from nbcnn.plan.graph import named as layers_named
 from nbcnn.run.net import Net
 
 EPS = float(np.finfo(np.float32).eps)
@@ -167,7 +168,8 @@ def test_kernels_are_the_reference(own, key, op, device, rng):
         w, g, m = (rng.standard_normal(37).astype(np.float32) for _ in range(3))
         state, rates = np.zeros(8, np.int64), np.full(3, 0.01, np.float32)
         attrs = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "decayed": 20}
-        got = run_op(next(impl for _, impl in row.chain(op)), op, [w, g, m, rates, state], [0, 2, 4], device=device, attrs=attrs)
+        lion = next(each for each in row.ops if str(each) == op)
+        got = run_op(next(impl for _, impl in row.chain(lion)), lion, [w, g, m, rates, state], [0, 2, 4], device=device, attrs=attrs)
         u = 0.9 * m.astype(np.float64) + 0.1 * g
         decayed = w.astype(np.float64) * np.where(np.arange(37) < 20, 1 - 0.01 * 0.1, 1)
         assert np.abs(got[0] - (decayed - 0.01 * np.sign(u))).max() <= 4 * EPS * np.abs(w).max()
@@ -225,7 +227,7 @@ def test_training_on_kernels(own, key, device):
 def test_what_reads_its_output_is_an_epilogue_in_training(own):
     net = Net([*model_of(own).layers], (1, 6, 6), mode="cpu", fusing=True)
     assert "conv_softsign_fprop" not in {str(step.op) for step in net.record_gradients(4).steps}  # NumPy gains nothing
-    parts = [layer for _, layer in fuse(named([*net.layers]), MODES["im2col", "fp32"].ops)]
+    parts = [layer for _, layer in fuse(layers_named([*net.layers]), MODES["im2col", "fp32"].ops)]
     tape = Tape(training=True)
     parts[0].build(tape, tape.temp("x", (4, 1, 6, 6)), "conv1")
     (step,) = tape.steps
