@@ -25,6 +25,8 @@ LONGEST = ("test_simulator.py", "test_first_command.py", "test_installed.py", "t
 """Files with tests of minutes."""
 SMALL_FAMILY = 6
 """A test with so many cases or fewer is run with all of them by pytest alone, too."""
+NO_GPU = pytest.StashKey[str | None]()
+"""Why kernels cannot run here, None where they can."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,12 +65,13 @@ def what_tests_declare_is_forgotten():
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """A test that asks for the device has the marker `gpu`. What takes longest comes first, so that several processes end together.
 
     Of the many cases of a test that compiles for a GPU (marker `sampled`) or runs kernels in the simulator, pytest alone takes a part, the same
     every time, and .ci/full takes all: together they need half an hour of two cores.
     """
+    config.stash[NO_GPU] = gpu_device.gpu_missing()  # tests play other drivers
     for item in items:
         if not {"device", "gpu"}.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.gpu)
@@ -90,7 +93,7 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_makereport(item, call):
     """A test that is skipped because there is no GPU has the marker `gpu`, so that `pytest -m gpu` is the whole GPU suite; else it fails."""
     report = yield
-    missing = gpu_device.gpu_missing()
+    missing = item.config.stash[NO_GPU]
     if report.skipped and missing and missing in str(report.longrepr) and not item.get_closest_marker("gpu"):
         report.outcome, report.longrepr = "failed", f"{item.nodeid} needs a GPU and lacks the marker gpu"
     return report
