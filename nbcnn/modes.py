@@ -149,6 +149,9 @@ def _tensorcore(precision: str) -> Row:
             general[Op("upconv", "fprop")], pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]
         ),
     }
+    # Least cost is right more often than an order in fp32; in bf16 and tf32 as often (docs/log/tensor-cores.md).
+    by_cost = precision == "fp32"
+    first = {} if by_cost else for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     few = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     thin_parts = [(name, statistics.of_engine(part) if Op("conv", "fprop") in part else part) for name, part in few]
@@ -159,9 +162,6 @@ def _tensorcore(precision: str) -> Row:
     }
     general |= pwconv1d.transposed(general) | {Op("gemm"): gemm.engine(general[Op("conv", "fprop")])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
-    # Least cost is right more often than an order in fp32; in bf16 and tf32 as often (docs/log/tensor-cores.md).
-    by_cost = precision == "fp32"
-    first = {} if by_cost else for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     engines = (*(() if by_cost else (("mma", first),)), ("wgmma", hopper), ("mma", general), *(_PRODUCTS if by_cost else ()))
     two_ops = [(name, conv_evonorm.two_ops(ops[Op("conv", "fprop")])) for name, ops in (*thin_parts, *engines) if Op("conv", "fprop") in ops]
     groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]

@@ -26,7 +26,8 @@ class Program:
     arena  uint8 array of at least `plan.arena_bytes`, shared by all programs of a net.
     fixed  arrays for every Buf whose home is io, for state that no layer owns, and for the flat views of the parameters.
 
-    `enqueue_ms` is what the host needs to enqueue all launches one by one: a guess, until somebody measures it.
+    `enqueue_ms` is what the host needs to enqueue all launches one by one: a guess, until somebody measures it. `threads()` is a context within which
+    BLAS has the threads that the plan's bits are made with.
     """
 
     def __init__(self, plan: Plan, params: ParameterBuffer, arena: Any, fixed: Mapping[Buf, Any]) -> None:
@@ -34,7 +35,7 @@ class Program:
         self._params, self._arena, self._fixed = params, arena, dict(fixed)
         self._fixed |= constants(plan, params, fixed)
         self.bound: list[tuple[Planned, list[Any]]] = [(item, list(item.how.impl.bind(self._call(item)))) for item in plan.steps]
-        self._threads: Callable[[], Any] = blas.single if self.device.name == "host" and blas.one_thread(plan) else nullcontext
+        self.threads: Callable[[], Any] = blas.single if self.device.name == "host" and blas.one_thread(plan) else nullcontext
         self._replay: Callable[[], None] | None = None
         self._segments: list[Planned | Callable[[], None]] | None = None
         self._moved: dict[Planned, list[Any]] = {}
@@ -86,7 +87,7 @@ class Program:
     def run(self) -> None:
         """Enqueue every launch, one by one."""
         stream = getattr(self.device, "stream", 0)
-        with self._threads():
+        with self.threads():
             for launch in self.launches:
                 launch.run(stream)
 
@@ -109,7 +110,7 @@ class Program:
         """Run the whole plan asynchronously: one CUDA graph on a GPU. Prepares on first use."""
         if self._replay is None:
             self.prepare()
-        with self._threads():
+        with self.threads():
             self._replay()  # type: ignore[misc]
 
     def run_with(self, arrays: Mapping[Buf, Any]) -> None:

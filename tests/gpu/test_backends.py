@@ -57,7 +57,7 @@ def test_a_compiler_that_is_not_installed_names_its_extra(tmp_path):
     assert env["compiler"]["name"] == "mlir"
     assert env["compiler"]["package"] == "numba-cuda-mlir"
     assert not env["works"]["compile"]
-    assert 'pip install "nbcnn[mlir]"' in " ".join(env["advice"])
+    assert 'pip install -e ".[mlir]"' in " ".join(env["advice"])
 
 
 def test_the_command_line_knows_the_compilers():

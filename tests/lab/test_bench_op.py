@@ -257,7 +257,7 @@ def test_a_missing_peer_is_said_and_passed_over(quick, capsys, monkeypatch):
     [
         (["conv_fprp"], "did you mean conv_fprop?"),
         (["stp"], "did you mean step?"),
-        (["relu_fprop", "--mode", "cpu", "--shape", "1"], "it is N,C,H,W"),
+        (["relu_fprop", "--mode", "cpu", "--shape", "1,2,3"], "it is N,C,H,W"),
         (["step", "--mode", "im2col,naive"], "only an op takes several"),
         (["step", "--cache", "rotate,hot"], "--cache rotate,hot: a training step reads other images every time"),
         (["epoch", "--graph"], "this is epoch (its steps are captured graphs as they are"),

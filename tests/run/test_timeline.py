@@ -44,7 +44,7 @@ def test_every_launch_is_in_the_sums_once():
     assert json.loads(json.dumps(found)) == found
 
 
-@pytest.mark.parametrize("mode", ["cpu", "im2col"])
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("im2col", marks=pytest.mark.gpu)])
 def test_a_watched_step_has_the_bits_of_a_replayed_one(mode, request):
     if mode != "cpu":
         request.getfixturevalue("gpu")
