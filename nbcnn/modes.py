@@ -35,7 +35,6 @@ from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.ops.conv_norm import gradient_sums, statistics
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
-from nbcnn.ops.conv_norm import winograd as conv_winograd
 from nbcnn.ops.images import (
     avgpool,
     axis_map,
@@ -117,7 +116,6 @@ _PRODUCTS = (
 
 _IM2COL = (
     ("im2col", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS[Op("conv", "fprop")])),
-    ("im2col", conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS[Op("conv", "fprop")])),
     ("im2col", depthwise_stream_wgrad.OPS),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),

@@ -39,7 +39,6 @@ OF_OURS = ("test_batchnorm_cluster.py", "test_cluster.py", "test_conv_wgmma_swap
 FURTHER = (
     "test_callers_arrays.py",
     "test_conv_evonorm.py",
-    "test_conv_evonorm_winograd.py",
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",

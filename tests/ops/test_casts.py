@@ -36,7 +36,6 @@ CASTS: dict[str, tuple[int, str]] = {
     "conv/wgmma/wgrad_bias.py": (3, BITS),
     "conv_norm/wgmma_epilogue.py": (2, UNSIGNED),
     "conv_norm/wgmma_kernel.py": (2, FLOAT),
-    "conv_norm/winograd_kernel.py": (1, UNSIGNED),
     "images/axis_map.py": (1, "an index out of a table of float32"),
     "images/gather.py": (5, UNSIGNED),
     "images/unpool.py": (1, BITS),

@@ -5,5 +5,4 @@ gradient_sums.py                                 an input gradient with the sums
 EvoNorm:
 two_ops.py                                       what the ops mean; the convolution and the norm one behind the other, for every row
 wgmma.py, wgmma_form.py, wgmma_kernel.py, wgmma_epilogue.py   both in one kernel of Hopper's tensor cores
-winograd.py, winograd_kernel.py                  Winograd's convolution in several kernels, the norm in the last one
 """
