@@ -8,6 +8,7 @@ Python, no longer than 20 s, no more than 1 GB. Seeds take the formats in turn.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import io
 import json
 import re
@@ -735,8 +736,10 @@ def mutate_config(pick: Random, path: Path) -> None:
     mutate_json(pick, path.parent / "config.json")
 
 
+HAS_ONNX = importlib.util.find_spec("onnx.checker") is not None
+"""Whether the package is installed: the folder of tests called onnx is found by its name, too."""
 FORMATS: dict[str, Format] = {
-    "onnx": Format(make_onnx, read_onnx, mutate_onnx),
+    **({"onnx": Format(make_onnx, read_onnx, mutate_onnx)} if HAS_ONNX else {}),
     "npz": Format(make_npz, read_npz, mutate_npz),
     "npy": Format(make_npy, read_npz, mutate_npy),
     "toml": Format(lambda folder: (folder / "run.toml").write_text(SETTINGS), read_toml, mutate_toml, (USAGE,)),

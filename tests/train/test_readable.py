@@ -78,4 +78,9 @@ def test_a_network_that_is_nested_too_deep_is_refused_before_it_trains(tmp_path)
         with nbcnn.load(path, mode="cpu") as loaded:
             np.testing.assert_array_equal(loaded.predict(images), small.predict(images))
     assert checkpoint.load(tmp_path / "small" / checkpoint.LAST)[1]["epochs_done"] == "1"
+
+
+def test_a_network_that_is_nested_as_deep_as_can_be_read_is_exported(tmp_path):
+    pytest.importorskip("onnx.checker", reason="the package onnx is not installed (the extra onnx)")
+    nbcnn.Model(nested(12), "mse", mode="cpu").build((3, 8, 8)).save(tmp_path / "net.safetensors")
     assert exits(export.main, [tmp_path / "net.safetensors", tmp_path / "net.onnx"]) == 0
