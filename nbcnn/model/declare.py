@@ -304,7 +304,9 @@ def _run(name: str, call: Callable[[], Any]) -> Any:
 
 def _check_gradient(name: str, f: Function, df: Function, reads: str) -> None:
     run, run_back = on_arrays(f), on_arrays(df)
-    _check_slopes(name, run, lambda x: run_back(np.ones_like(x), x if reads == "x" else run(x)), "")
+    # A gradient that leaves dy out, or squares it, is right at dy = 1.
+    for dy, where in ((1.0, ""), (-2.0, " at dy = -2, divided by that")):
+        _check_slopes(name, run, lambda x, dy=dy: run_back(np.full_like(x, dy), x if reads == "x" else run(x)) / np.float32(dy), where)  # type: ignore[misc]
 
 
 def _check_slopes(name: str, run: Callable[[np.ndarray], Any], slopes: Callable[[np.ndarray], Any], where: str) -> None:
@@ -326,6 +328,8 @@ def _check_rule(name: str, rule: Rule, values: tuple[float, ...]) -> None:
     count = 1 + len(rule.states)
     zeros = [np.zeros(4, np.float32) for _ in range(1 + count)]
     made = _run(name, lambda: on_arrays(rule.function)(*zeros, np.float32(0.1), *map(np.float32, values)))
+    if count == 1 and isinstance(made, tuple):
+        raise UsageError(f"{name}: a rule without states returns the weight, not a tuple")
     found = made if isinstance(made, tuple) else (made,)
     if len(found) != count:
         raise UsageError(f"{name}: the rule must return the weight and {len(rule.states)} states, it returns {len(found)} values")

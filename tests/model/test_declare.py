@@ -244,6 +244,12 @@ def test_what_is_wrong_with_a_declaration_is_said(own):
     def right(dy, x):
         return 2.0 * dy * x
 
+    def without_dy(dy, x):
+        return 2.0 * x
+
+    def squared(dy, x):
+        return dy * dy * 2.0 * x
+
     def printing(x):
         print(x)
         return x
@@ -251,8 +257,13 @@ def test_what_is_wrong_with_a_declaration_is_said(own):
     def moving(w, g, lr):
         return w + lr
 
+    def in_a_tuple(w, g, lr):
+        return (w - lr * g,)
+
     for call, words in (
         (lambda: nbcnn.activation("square", square, wrong), "square: the gradient is not the derivative of the function: at -4.03 it is -4.03"),
+        (lambda: nbcnn.activation("square", square, without_dy), "square: the gradient is not the derivative of the function at dy = -2"),
+        (lambda: nbcnn.activation("square", square, squared), "square: the gradient is not the derivative of the function at dy = -2"),
         (lambda: nbcnn.activation("square", square, square), "square must take 2 arguments, it takes 1"),
         (lambda: nbcnn.activation("relu", square, right), "nbcnn has a relu of its own"),
         (lambda: nbcnn.activation("Square", square, right), "a name has small letters"),
@@ -261,6 +272,7 @@ def test_what_is_wrong_with_a_declaration_is_said(own):
         (lambda: nbcnn.activation("square", printing, right), "kernels do not know print, which printing names"),
         (lambda: nbcnn.activation("square", square, right, a=1, b=2, c=3), "room for 2"),
         (lambda: nbcnn.optimizer("moving", moving, lr=0.1), "the weight must stay 0"),
+        (lambda: nbcnn.optimizer("one", in_a_tuple, lr=0.1), "a rule without states returns the weight, not a tuple"),
         (lambda: nbcnn.optimizer("moving", moving, lr=0), "lr must be a number of more than 0"),
         (lambda: nbcnn.optimizer("moving", moving, states=("a", "b", "c"), lr=1), "at most 2 different names"),
     ):
@@ -280,3 +292,21 @@ def test_an_onnx_file_has_the_composition(own):
 def test_on_arrays_runs_what_a_kernel_runs(rng):
     x = rng.standard_normal((5, 7)).astype(np.float32)
     np.testing.assert_array_equal(on_arrays(ACTIVATIONS["relu"].function)(x), np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("im2col", marks=pytest.mark.gpu)])
+def test_an_optimizer_may_have_no_states(mode, request):
+    if mode != "cpu":
+        request.getfixturevalue("device")
+
+    def steepest(w, g, lr):
+        """w − lr·g"""
+        return w - lr * g
+
+    x, y = np.random.default_rng(2).standard_normal((8, 3)).astype(np.float32), [0, 1] * 4
+    found = []
+    for optimizer in (nbcnn.optimizer("steepest", steepest, lr=0.1)(), nbcnn.SGD(lr=0.1, momentum=0.0)):
+        model = nbcnn.Model([nbcnn.Linear(2)], "cross_entropy", mode=mode, seed=3)
+        model.fit(x, y, epochs=2, batch_size=4, optimizer=optimizer, verbose=0)
+        found.append(model.weights())
+    assert all(np.allclose(found[0][name], found[1][name], rtol=4 * EPS, atol=4 * EPS) for name in found[0])

@@ -185,7 +185,8 @@ class Rule:
         if self.arrays is not None:
             made = self.arrays(w, g, *states, rate=rate, t=int(state[STEP]) + 1, **numbers)
         else:
-            made = on_arrays(self.function)(w, g, *states, rate, *map(np.float32, numbers.values()))
+            result = on_arrays(self.function)(w, g, *states, rate, *map(np.float32, numbers.values()))
+            made = result if isinstance(result, tuple) else (result,)
         for out, value in zip(outs[:-1], made, strict=True):
             out[...] = value
         if not np.isfinite(outs[0]).all():
