@@ -26,8 +26,21 @@ import numpy as np
 from nbcnn.ops.conv.frame.folded import gradient_filters, phase_filters
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
-from nbcnn.plan.op import Op, Pool
+from nbcnn.plan.op import Map, Mask, Op, Pool
 from nbcnn.plan.shapes import numel
+
+IMAGE_OPS = (
+    Op("conv", "fprop"),
+    Op("conv", "fprop", after=(Map("relu"),)),
+    Op("conv", "fprop", after=(Map("relu"), Pool())),
+    Op("conv", "dgrad"),
+    Op("conv", "dgrad", after=(Mask("relu"),)),
+    Op("upconv", "fprop"),
+    Op("upconv", "fprop", after=(Map("relu"),)),
+    Op("upconv", "dgrad"),
+    Op("upconv", "dgrad", after=(Mask("relu"),)),
+)
+"""The passes over images that a tensor-core engine of this frame has, but for those with sums of channels."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.awkward import narrow
-from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack
+from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, Correlation, correlation, pack
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.rows import LARGEST_FILTER
@@ -21,19 +21,7 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
-from nbcnn.plan.op import Map, Mask, Op, Pool
-
-IMAGE_OPS = (
-    Op("conv", "fprop"),
-    Op("conv", "fprop", after=(Map("relu"),)),
-    Op("conv", "fprop", after=(Map("relu"), Pool())),
-    Op("conv", "dgrad"),
-    Op("conv", "dgrad", after=(Mask("relu"),)),
-    Op("upconv", "fprop"),
-    Op("upconv", "fprop", after=(Map("relu"),)),
-    Op("upconv", "dgrad"),
-    Op("upconv", "dgrad", after=(Mask("relu"),)),
-)
+from nbcnn.plan.op import Op
 
 NARROW = 0.32
 """Power of the copies that 16 bytes of a pixel take (`awkward.narrow`)."""

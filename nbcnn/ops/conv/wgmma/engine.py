@@ -12,7 +12,7 @@ from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import RELU, epilogue_of
 from nbcnn.ops.conv.frame import awkward
-from nbcnn.ops.conv.frame.correlation import SQUARE, Correlation, correlation, pack, padded, refusal, whole
+from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, padded, refusal, whole
 from nbcnn.ops.conv.frame.cost import RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
@@ -27,19 +27,8 @@ from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.kernel.traffic import Traffic, clipped, outputs, size, windows
-from nbcnn.plan.op import Map, Mask, Op, Pool
+from nbcnn.plan.op import Op
 
-IMAGE_OPS = (
-    Op("conv", "fprop"),
-    Op("conv", "fprop", after=(Map("relu"),)),
-    Op("conv", "fprop", after=(Map("relu"), Pool())),
-    Op("conv", "dgrad"),
-    Op("conv", "dgrad", after=(Mask("relu"),)),
-    Op("upconv", "fprop"),
-    Op("upconv", "fprop", after=(Map("relu"),)),
-    Op("upconv", "dgrad"),
-    Op("upconv", "dgrad", after=(Mask("relu"),)),
-)
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}
 SOURCE = (0,)
 """The position of the operand that in fp32 is split into planes."""
