@@ -66,8 +66,8 @@ def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset
     size = own.size or _one_size([*train, *test], headers)
     channels = 1 if all(header.grey for header in headers) else 3
     planes = channels + (train[0].mask is not None)
-    largest = max(header.size[0] * header.size[1] for header in headers)
-    decoded = min(image_files.MOST_PIXELS, largest * min(_THREADS, len(headers))) * image_files.DECODED_BYTES
+    pixels = [header.size[0] * header.size[1] for header in headers]
+    decoded = min(image_files.MOST_PIXELS, max(pixels) * min(_THREADS, len(headers))) * image_files.DECODED_BYTES
     _check_memory(len(headers) * planes * size[0] * size[1] + decoded, root)
     images = np.empty((len(headers), channels, *size), np.uint8)
 
@@ -79,7 +79,7 @@ def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset
         target[...] = made
         return None
 
-    _each(read, list(zip([*train, *test], headers, images, strict=True)), "reading", progress)
+    _each(read, list(zip([*train, *test], headers, images, strict=True)), "reading", progress, pixels)
     masks = _masks([*train, *test], headers, size, own, len(train), log, progress) if train[0].mask else None
     labels = np.array([file.label for file in (*train, *test)], np.int32) if classes else None
     source = f"images below {root.resolve()}, {'grey' if channels == 1 else 'colour'}" + (f", scaled to {size[0]}×{size[1]}" if own.size else "")
@@ -109,7 +109,8 @@ def _masks(files: Sequence[File], headers: Sequence[Header], size: tuple[int, in
         target[...] = mask
         return None
 
-    _each(read, list(zip(files, headers, made, strict=True)), "reading masks of", progress)
+    pixels = [header.size[0] * header.size[1] for header in headers]
+    _each(read, list(zip(files, headers, made, strict=True)), "reading masks of", progress, pixels)
     return mask_files.of(made[:at], made[at:], mask_files.names_in(own.path), str(own.path), log)
 
 
@@ -240,23 +241,29 @@ def _check_memory(needed: int, root: Path) -> None:
         )
 
 
-def _each(work: Callable[[Any], Any], items: Sequence[Any], doing: str, progress: Log | None) -> list[Any]:
-    """`work` on each of `items`, by threads. What comes back as text is an error; raises DataError with the first few."""
-    results: list[Any] = []
-    errors: list[str] = []
-    started = told = time.perf_counter()
+def _each(work: Callable[[Any], Any], items: Sequence[Any], doing: str, progress: Log | None, pixels: Sequence[int] | None = None) -> list[Any]:
+    """`work` on each of `items`, by threads. What comes back as text is an error; raises DataError with the first few.
+
+    pixels  that the work on each item decodes: of large images no more threads take part than may decode at once. The C library keeps much of what a
+            thread has freed for that thread, so each of sixteen threads that decode one large image by turns would keep a part of its size.
+    """
+    results: list[Any] = [None] * len(items)
+    groups: dict[int, list[int]] = {}
+    for number in range(len(items)):
+        threads = _THREADS if pixels is None else min(_THREADS, max(1, image_files.MOST_PIXELS // pixels[number]))
+        groups.setdefault(threads if threads == _THREADS else 1 << threads.bit_length() - 1, []).append(number)
+    done, started = 0, time.perf_counter()
+    told = started
     from concurrent.futures import ThreadPoolExecutor  # with logging, and few runs have images of their own
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="nbcnn-reader") as pool:
-        for result in pool.map(work, items, chunksize=16):
-            if isinstance(result, str):
-                errors.append(result)
-            else:
-                results.append(result)
-            done, now = len(results) + len(errors), time.perf_counter()
-            if progress and now - told >= LINE_SECONDS:
-                told = now
-                progress(f"{doing} images: {done:,} of {len(items):,}, {(len(items) - done) * (now - started) / done:.0f} s left")
+    for threads, numbers in groups.items():
+        with ThreadPoolExecutor(threads, thread_name_prefix="nbcnn-reader") as pool:
+            for number, result in zip(numbers, pool.map(work, [items[number] for number in numbers]), strict=True):
+                results[number], done, now = result, done + 1, time.perf_counter()
+                if progress and now - told >= LINE_SECONDS:
+                    told = now
+                    progress(f"{doing} images: {done:,} of {len(items):,}, {(len(items) - done) * (now - started) / done:.0f} s left")
+    errors = [result for result in results if isinstance(result, str)]
     if errors:
         count = "1 image cannot" if len(errors) == 1 else f"{len(errors):,} images cannot"
         more = f"\n  and {len(errors) - _NAMED:,} more" if len(errors) > _NAMED else ""

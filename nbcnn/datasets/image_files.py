@@ -1,7 +1,6 @@
 """Image files as arrays, decoded by Pillow: of `folder:PATH`, of `nbcnn predict` and of `nbcnn extract --images` alike.
 
-What becomes of an image: turned as its EXIF data say; several frames: the first; 16 bits of grey: rounded to 8 (v/257), of
-colours the upper 8, as Pillow decodes them; transparent parts: on white, where
+What becomes of an image: turned as its EXIF data say; several frames: the first; 16 bits: rounded to 8 (v/257); transparent parts: on white, where
 four channels are not wanted; with a size scaled until it covers that, then cut at the centre, so that nothing is stretched.
 
 Files may be anybody's: they must be regular ones, of the formats that `SUFFIXES` name (Pillow would start an interpreter of PostScript for another),
@@ -12,6 +11,7 @@ that still covers the size that is wanted.
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,12 +30,21 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """Pillow's names of the formats that `SUFFIXES` stand for."""
 MOST_PIXELS = 1 << 26
 """Pixels of an image at most. Decoded, turned and converted they take less than 1 GB: three copies of 4 bytes a pixel."""
+_HEAVY = {"WEBP": 2}
+"""How many pixels one counts as, by the format: libwebp holds the picture four times."""
 DECODED_BYTES = 12
 """Bytes that a pixel takes while it is decoded."""
+_ROWS = 256
+"""Rows that are rounded, or put on white, at a time."""
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for so many channels."""
 _GREY = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"))
 _ORIENTATION, _SIDEWAYS = 0x0112, range(5, 9)
+_SWAPPED = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+_LOWER = {f"{name};16{order}": f"{name};16{other}" for name in ("RGB", "RGBA", "RGBX", "CMYK") for order, other in _SWAPPED.items()}
+"""Pillow decodes the upper byte of colours of 16 bits. By the name of such a form of pixels, the form that takes the lower byte for the upper one."""
+_GREY_AND_ALPHA = "LA;16B"
+"""Two numbers of 16 bits, which as a form of pixels `RGBA` are upper and lower bytes by turns."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +97,23 @@ def opened(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def decoding(image: Any, fit: tuple[int, int] | None = None) -> Iterator[None]:
-    """A context in which `image`, which is open, may be decoded; `fit` is the size that it will be scaled to.
+    """A context in which `image`, which is open, may be decoded; `fit` is the size that it will be scaled to. Its pixels are gone afterwards.
 
     Raises ValueError for too many pixels.
     """
     width, height = image.size
     if width * height > MOST_PIXELS and fit:
         image.draft(image.mode, (max(fit), max(fit)))
-    count = image.width * image.height
+    weight = _HEAVY.get(image.format, 1)
+    count = image.width * image.height * weight
     if count > MOST_PIXELS:
-        raise ValueError(f"it has {width}×{height} pixels, and images of at most {MOST_PIXELS:,} pixels are decoded: scale it down")
+        kind = f"{image.format} images" if weight > 1 else "images"
+        raise ValueError(f"it has {width}×{height} pixels, and {kind} of at most {MOST_PIXELS // weight:,} pixels are decoded: scale it down")
     with _ROOM.held(count):
-        yield
+        try:
+            yield
+        finally:
+            image.close()  # while the room is held: what opened the image still refers to it
 
 
 def _upright(image: Any) -> tuple[int, int]:
@@ -115,7 +129,7 @@ def header(path: Path) -> Header:
     with opened(path) as image:
         if image.mode == "F":
             raise ValueError("its pixels are floats; save it with 8 or 16 bits, or the arrays as npz:")
-        return Header(_upright(image), image.mode in _GREY)
+        return Header(_upright(image), image.mode in _GREY or _forms(image) == [_GREY_AND_ALPHA])
 
 
 def read(path: Path, channels: int, fit: tuple[int, int] | None = None, expected: tuple[int, int] | None = None) -> np.ndarray:
@@ -131,10 +145,13 @@ def read(path: Path, channels: int, fit: tuple[int, int] | None = None, expected
         if expected and _upright(image) != expected:
             raise ValueError("its size changed since a moment ago; the folder changes while it is read")
         with decoding(image, fit):
+            forms = _forms(image)
+            if any(form in _LOWER or form == _GREY_AND_ALPHA for form in forms):
+                _round(image, path)
             ImageOps.exif_transpose(image, in_place=True)
             if image.mode == "I" or image.mode.startswith("I;"):
                 image = _eight_bits(image)
-            image = image if channels == 4 else _flat(image)
+            image = image if channels == 4 else _flat(image, MODES[channels])
             image = image if image.mode == MODES[channels] else image.convert(MODES[channels])
             if fit and (image.height, image.width) != fit:
                 image = ImageOps.fit(image, (fit[1], fit[0]), Image.Resampling.BILINEAR)
@@ -176,12 +193,52 @@ def _eight_bits(image: Any) -> Any:
     return Image.fromarray(made)
 
 
-def _flat(image: Any) -> Any:
-    """`image` without transparency, on white."""
+def _forms(image: Any) -> list[str]:
+    """Pillow's names of the forms of pixels in the parts of a file whose image is not decoded yet."""
+    return [str(how[0] if isinstance(how, tuple) else how) for *_, how in image.tile]
+
+
+def _round(image: Any, path: Path) -> None:
+    """Decode colours, or grey with alpha, of 16 bits, and round them: Pillow alone takes their upper bytes.
+
+    path  of the file, which is decoded a second time for the lower bytes. Raises what Pillow does.
+    """
+    from PIL import Image
+
+    with opened(path) as other:
+        pairs = _forms(other) == [_GREY_AND_ALPHA]
+        other.tile = [tile._replace(args=_lower(tile.args)) for tile in other.tile]
+        for box in _strips(image):
+            low = np.asarray(other.crop(box), np.int16)
+            high = low[..., [0, 0, 0, 2]] if pairs else np.asarray(image.crop(box), np.int16)
+            low = low[..., [1, 1, 1, 3]] if pairs else low
+            # 256·high + low, divided by 257, is high + (low − high)/257.
+            image.paste(Image.fromarray((high + (low - high + 128) // 257).astype(np.uint8), image.mode), box[:2])
+        other.close()
+
+
+def _lower(how: Any) -> Any:
+    """What tells a decoder of Pillow to take the lower bytes."""
+    if isinstance(how, tuple):
+        return (_lower(how[0]), *how[1:])
+    return "RGBA" if how == _GREY_AND_ALPHA else _LOWER[how]
+
+
+def _strips(image: Any) -> Iterator[tuple[int, int, int, int]]:
+    """Boxes of `_ROWS` rows."""
+    for top in range(0, image.height, _ROWS):
+        yield 0, top, image.width, min(top + _ROWS, image.height)
+
+
+def _flat(image: Any, mode: str) -> Any:
+    """`image` without transparency, on white, in `mode`; as it is where nothing in it is transparent."""
     from PIL import Image
 
     if not image.has_transparency_data:
         return image
-    grey = image.mode in _GREY
-    front = image if image.mode == "RGBA" else image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), front).convert("L" if grey else "RGB")
+    made = Image.new(mode, image.size)
+    for box in _strips(image):  # the whole image as RGBA, white and their sum would take 12 bytes a pixel more
+        front = image.crop(box).convert("RGBA")
+        white = Image.new("RGBA", front.size, (255, 255, 255, 255))
+        made.paste(Image.alpha_composite(white, front).convert(mode), box[:2])
+    return made
