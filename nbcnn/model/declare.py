@@ -25,8 +25,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu.language import Function, Name, jit
 from nbcnn.gpu.lockstep.arrays import on_arrays
 from nbcnn.gpu.lockstep.launch import NotSimulated
-from nbcnn.model import definition
-from nbcnn.nn import description
+from nbcnn.nn import description, joins
 from nbcnn.nn.activations import Elementwise
 from nbcnn.nn.losses import PairLoss
 from nbcnn.nn.optim import Optimizer, check_number
@@ -149,7 +148,7 @@ def loss(name: str, function: Callable[..., Any], gradient: Callable[..., Any], 
     more = {"terms": lambda self, outputs, targets: terms(outputs, targets, **self.attrs())}
     kind = _class(name, PairLoss, numbers, {"kind": name, "__doc__": doc, **more})
     pairs.LOSSES[name] = made
-    definition.LOSSES[name] = kind
+    joins.LOSSES[name] = kind
     for row in modes.MODES.values():
         _enter(row, Op("mse", "fprop"), pairs.host_of(made) if row.device == "host" else pairs.ops_of(made))
     return kind
@@ -211,7 +210,7 @@ def forget() -> None:
         for held in (
             table.ACTIVATIONS,
             pairs.LOSSES,
-            definition.LOSSES,
+            joins.LOSSES,
             modes.REFERENCES,
             *(ops for row in modes.MODES.values() for _, ops in row.fallbacks),
         ):

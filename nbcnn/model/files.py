@@ -161,8 +161,6 @@ def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", p
         net = model.build(about["input_shape"]).net
     except (UsageError, ShapeError, DescriptionError) as error:
         raise DescriptionError(f"{path}: its note of the network: {error}") from error
-    if model.classes and net.takes_classes and len(model.classes) < net.classes:
-        raise DescriptionError(f"{path}: its note of the network names {len(model.classes):,} classes, and there are {net.classes:,}")
     fill(net, saved)
     try:
         for name in about.get("frozen", ()):

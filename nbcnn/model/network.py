@@ -90,7 +90,7 @@ class Model(Weights):
         layers: Any,
         outputs: Any = None,
         loss: str | Any = None,
-        *,
+        *args: Any,
         mode: str = "auto",
         precision: str | None = None,
         seed: int = 0,
@@ -100,6 +100,14 @@ class Model(Weights):
         fuse: bool = True,
         normalisation: Normalisation | None = None,
     ) -> None:
+        given = (layers, outputs, loss, *args)
+        if args or (hasattr(outputs, "build") and not hasattr(outputs, "needs_labels")):
+            kinds = ", ".join(f"{type(each).__name__}(…)" for each in given if hasattr(each, "build") and not hasattr(each, "needs_labels"))
+            raise UsageError(
+                f"layers go into one list: Model([{kinds}], loss=…)"
+                if kinds
+                else "Model takes layers (or inputs and outputs) and a loss; name the others, as in mode=…"
+            )
         if of_values(layers):
             layers = Graph.of(layers, () if outputs is None else outputs)
         elif outputs is not None:
@@ -155,7 +163,11 @@ class Model(Weights):
             return self
         options: dict[str, Any] = {"fusing": self._fuse, "seed": self.seed, "init": self.init, "normalisation": self.normalisation}
         self._closed = False
-        self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, **options)
+        net = Net(self._layers, shape, mode=self._mode, precision=self._precision, **options)
+        if self.classes and net.takes_classes and len(self.classes) != net.classes:
+            net.close()
+            raise UsageError(f"classes names {len(self.classes):,} classes, and the network's output has {net.classes:,}")
+        self._net = net
         inputs = self._net.layers.inputs if isinstance(self._net.layers, Graph) else [shape]
         self.form = self.form or (Form(shape) if len(inputs) == 1 else Forms(tuple(map(Form, inputs))))
         self._meet_factors()

@@ -13,6 +13,7 @@ data sets, batches and targets have one array whatever the graph.
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
@@ -54,8 +55,10 @@ class Layer(Arguments):
 class Value:
     """A symbolic result: of `Input`, or of a layer called on other values. `shape` is that of one example, without the batch.
 
-    `a + b` is `Add()([a, b])`, `a * b` is `Mul()([a, b])`.
+    `a + b` is `Add()([a, b])`, `a * b` is `Mul()([a, b])`; with numbers `2 * a + 1`, `a / 2` and `-a` are `Scale`, and `a - b` is `a + -b`.
     """
+
+    __array_ufunc__ = None  # a number of NumPy on the left leaves the result to the methods below
 
     def __init__(self, shape: Shape, layer: Any = None, reads: tuple[Value, ...] = ()) -> None:
         self.shape, self.layer, self.reads, self.number = shape, layer, reads, next(_number)
@@ -63,18 +66,53 @@ class Value:
     def __add__(self, other: Any) -> Value:
         from nbcnn.nn.joins import Add  # a layer, so it imports this module
 
-        return Add()([self, other]) if isinstance(other, Value) else NotImplemented
+        return Add()([self, other]) if isinstance(other, Value) else self._scaled("+", other, shift=other)
 
     def __mul__(self, other: Any) -> Value:
         from nbcnn.nn.joins import Mul
 
-        return Mul()([self, other]) if isinstance(other, Value) else NotImplemented
+        return Mul()([self, other]) if isinstance(other, Value) else self._scaled("*", other, factor=other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Value:
+        return self * -1
+
+    def __sub__(self, other: Any) -> Value:
+        return self + (-other if isinstance(other, Value) or _is_number(other) else other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return -self + other
+
+    def __truediv__(self, other: Any) -> Value:
+        if not _is_number(other) or not other:
+            raise UsageError(f"a value of a graph is divided by a number other than 0, got {_what(other)}")
+        return self * (1 / other)
+
+    def _scaled(self, sign: str, other: Any, factor: Any = 1.0, shift: Any = 0.0) -> Value:
+        """factor·self + shift. Raises UsageError for what is no number."""
+        from nbcnn.nn.activations import Scale
+
+        if not _is_number(other):
+            raise UsageError(f"{sign} joins two values of a graph, or a value and a number, got {_what(other)}")
+        return Scale(float(factor), float(shift))(self)
 
     def __repr__(self) -> str:
         return f"<{type(self.layer).__name__ if self.layer else 'Input'} {'×'.join(map(str, self.shape))}>"
 
 
-def Input(shape: Sequence[int]) -> Value:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _what(value: Any) -> str:
+    """A wrong operand of a value, in words."""
+    if hasattr(value, "build"):
+        return f"the layer {type(value).__name__}: call it on a value first, {type(value).__name__}(…)(x)"
+    return quoted(value) if isinstance(value, str | bool | numbers.Real | None) else type(value).__name__
+
+
+def Input(shape: Sequence[int], *args: int) -> Value:
     """An input of a graph; `shape` is that of one example: images (C, H, W) or vectors (F,).
 
     Raises UsageError for another number of axes, or sizes below 1.
@@ -86,6 +124,8 @@ def Input(shape: Sequence[int]) -> Value:
         >>> nbcnn.Model(x, y, mode="cpu")
         <Model [Conv2d, Add], 3×8×8, 84 parameters, cpu fp32>
     """
+    if args:
+        raise UsageError(f"Input takes the shape as one tuple: Input({(shape, *args)})")
     made = tuple(shape) if isinstance(shape, Sequence) else ()
     if len(made) not in (1, 3) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in made):
         raise UsageError(f"Input needs the shape of one example, (C, H, W) or (F,), each a whole number of at least 1, got {quoted(shape)}")
@@ -186,7 +226,7 @@ class Graph(Sequence[Any]):
 
     @classmethod
     def of(cls, inputs: Any, outputs: Any, loss: Any = None) -> Graph:
-        """The graph of the calls that lead from `inputs` to `outputs`, a value or a list of values each; `loss` is a loss layer.
+        """The graph of the calls that lead from `inputs` to `outputs`, a value or a list of values each; `loss` is a loss layer, or its name.
 
         Raises UsageError where an output depends on an input that is not among them, or an input on nothing.
         """
@@ -208,7 +248,12 @@ class Graph(Sequence[Any]):
             layers.setdefault(id(value.layer), (len(layers), value.layer))
         calls = tuple((layers[id(value.layer)][0], tuple(at[each] for each in value.reads)) for value in made)
         shapes = tuple(each.shape for each in ins)
-        return cls(shapes, tuple(layer for _, layer in layers.values()), calls, tuple(at[each] for each in outs), loss)
+        graph = cls(shapes, tuple(layer for _, layer in layers.values()), calls, tuple(at[each] for each in outs))
+        if loss is None:
+            return graph
+        from nbcnn.nn.joins import losses_of  # a loss is a layer, so it imports this module
+
+        return graph.with_loss(losses_of(loss, len(outs)))
 
     # -- as a sequence of layers
 

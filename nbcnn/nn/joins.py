@@ -1,4 +1,5 @@
-"""This module defines the layers that join or rearrange values of a graph: Add, Mul, Concat; Pad, Reshape; and the losses of several outputs.
+"""This module defines the layers that join or rearrange values of a graph: Add, Mul, Concat; Pad, Reshape; and the losses of
+several outputs, by their names.
 
 A layer that joins has `joins` and takes a list of values: `build(tape, xs, scope)` returns y and a backward that gives one gradient for each.
 """
@@ -11,10 +12,12 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
+from nbcnn.files.suggest import nearest
 from nbcnn.nn.arguments import finite
 from nbcnn.nn.convolve import padded_images
 from nbcnn.nn.graphs import reshape, unpack
 from nbcnn.nn.layer import Built, NoParams, images
+from nbcnn.nn.losses import L1, MSE, BCEWithLogits, Huber, PairLoss, SoftmaxCrossEntropy
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
@@ -297,3 +300,32 @@ class Losses(NoParams):
         value = tape.temp(f"{scope}.loss", (), "float64")
         tape.emit(Op("sum_losses"), [each for each, _ in made], [value], scope)
         return value, [dy for _, dy in made]
+
+
+LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "mse": MSE, "bce": BCEWithLogits, "l1": L1, "huber": Huber}
+"""Losses by their names, which `Model` and `Graph.of` take."""
+
+
+def losses_of(loss: Any, outputs: int = 1) -> Any:
+    """The loss layer of a network with so many outputs: of a layer, its class, its name, or a list of them.
+
+    Raises UsageError for another name, for what is no loss, and for another number of them.
+    """
+    if outputs == 1 or isinstance(loss, Losses):
+        return _loss(loss)
+    parts = list(loss) if isinstance(loss, list | tuple) else [loss] * outputs
+    if len(parts) != outputs:
+        raise UsageError(f"the graph has {outputs} outputs, and there are {len(parts)} losses")
+    return Losses(tuple(map(_loss, parts)))
+
+
+def _loss(loss: Any) -> Any:
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise UsageError(f"no loss {loss!r}; there are {', '.join(LOSSES)}{nearest(loss, tuple(LOSSES))}")
+        return LOSSES[loss]()
+    if isinstance(loss, type) and issubclass(loss, PairLoss):
+        return loss()
+    if isinstance(loss, type) or not hasattr(loss, "needs_labels"):
+        raise UsageError(f"loss must be one of {', '.join(LOSSES)}, or a loss layer (nbcnn.loss makes one of your own), got {loss!r}")
+    return loss

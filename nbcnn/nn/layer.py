@@ -155,7 +155,8 @@ def known(layer: Any) -> int:
 def sized(layers: Sequence[Any], shape: tuple[int, ...]) -> Any:
     """A list of `layers`, or a graph, with the sizes of inputs filled in, for examples of `shape`: (C, H, W), (F,) or (F, L). A loss stays as it is.
 
-    Raises UsageError for no layers, or a loss that is not the last of them; ShapeError if a layer does not take what it gets.
+    Raises UsageError for no layers, for a loss that is not the last of them, and for a layer object with parameters that is there twice; ShapeError
+    if a layer does not take what it gets.
     """
     if isinstance(layers, Graph):
         return layers.sized(shape)
@@ -171,4 +172,11 @@ def sized(layers: Sequence[Any], shape: tuple[int, ...]) -> Any:
             continue
         made.append(filled(layer, x, name))
         x, _ = made[-1].build(tape, x, name)
+        before = next((at for at, other in enumerate(layers[: len(made) - 1]) if other is layer), None)
+        if before is not None and made[-1].params():
+            kind = type(layer).__name__
+            raise UsageError(
+                f"layers {before + 1} and {len(made)} of the list are one {kind} object: for two sets of weights make two, [{kind}(…), {kind}(…)] "
+                f"and not [{kind}(…)] * 2; to share one set, call it twice on values: x = nbcnn.Input(shape); Model(x, layer(layer(x)), loss=…)"
+            )
     return made

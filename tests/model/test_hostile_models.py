@@ -51,7 +51,7 @@ def layer(at, **values):
         (lambda about: about.update(input_shape=[]), "net.safetensors: its note of the network"),
         (lambda about: about.update(input_shape=[2, 6]), "net.safetensors: its note of the network"),
         (lambda about: about.update(input_shape=[3, 6, 6]), "conv1 takes 2 channels"),
-        (lambda about: about.update(classes=["a"]), "names 1 classes, and there are 3"),
+        (lambda about: about.update(classes=["a"]), "classes names 1 classes, and the network's output has 3"),
         (lambda about: about.update(scale=[0, 1, 2]), "two ascending numbers"),
         (lambda about: about.update(scale=[1, 0]), "two ascending numbers"),
         (lambda about: about.update(layers=[]), "net.safetensors: its note of the network"),

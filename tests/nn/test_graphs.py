@@ -279,7 +279,7 @@ def misuse():
         (lambda: Conv2d(4)([x, x]), "Conv2d takes one value, not a list"),
         (lambda: Add()(x), "Add takes a list of values"),
         (lambda: MSE()(x), "MSE is a loss"),
-        (lambda: x + 1, "unsupported operand"),
+        (lambda: x + "1", "a value and a number, got .1."),
         (lambda: x + other, r"Add takes two or more values of one shape, got \(1, 3, 8, 8\), \(1, 3, 8, 4\)"),
         (lambda: Mul()([x, x, x]), "Mul takes two values, got 3"),
         (lambda: Mul()(x, x), r"Mul is called on 2 arguments; several values go into a list: Mul\(\)\(\[a, b\]\)"),
