@@ -60,7 +60,7 @@ OF_SCHEDULE = {"step_epochs": "step", "gamma": "step", "rise": "one-cycle", "poi
 HARDER = ("whiten", "noise", "mask", "sparse")
 """Flags that put layers into a network of images."""
 
-TRAINED = (*BASE, "recipe", "weights", "freeze", "patience", "flip", "augment", *HARDER)
+TRAINED = (*BASE, "recipe", "weights", "freeze", "patience", "callback", "flip", "augment", *HARDER)
 """Flags that say how a network is trained by gradients, which those of `nbcnn.nn.models.FITTED` are not."""
 
 FOR_SERIES = ("width", "blocks", "kernel_init")
@@ -136,6 +136,7 @@ DEFAULTS: dict[str, Any] = {
     "weights": None,
     "freeze": None,
     "patience": None,
+    "callback": None,
     "device": None,
     "config": None,
     "out": None,
@@ -156,6 +157,25 @@ def own_optimizer(name: str) -> Any:
     if not isinstance(found, type) or not issubclass(found, Optimizer):
         raise UsageError(f"--optimizer: {name} is no optimizer: nbcnn.optimizer makes the class of one")
     return found
+
+
+def own_callbacks(names: str | None) -> list[Any]:
+    """The callbacks that `--callback FILE.py:NAME,…` means, each made by NAME(); the files are run.
+
+    Raises UsageError where NAME() raises or gives another thing than a `nbcnn.Callback`.
+    """
+    from nbcnn.train.events import Callback
+
+    made = []
+    for name in names.split(",") if names else ():
+        make = user_code.function_of(name, "--callback")
+        try:
+            made.append(make())
+        except Exception as error:
+            raise UsageError(f"--callback: {name}() cannot be made without arguments: {type(error).__name__}: {error}") from error
+        if not isinstance(made[-1], Callback):
+            raise UsageError(f"--callback: {name} is no callback: write `class {name.rpartition(':')[2]}(nbcnn.Callback)`")
+    return made
 
 
 def _own_rate(optimizer: str) -> float:

@@ -44,6 +44,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     start = train_run.start(given, held, team.leads)
     flags = start.flags
     flags.quiet = flags.quiet or not team.leads
+    callbacks = recipes.own_callbacks(flags.callback) if team.leads else []
     own = own_model.function_of(flags.model) if own_model.is_own(flags.model) else None  # before anything is read or downloaded
     phases.mark("flags")
     from nbcnn.run.rows import choose_mode
@@ -146,7 +147,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
         save_every=flags.save_every,
         identity=identity,
         notes=train_run.notes(net, session, data),
-        callbacks=[*progress, *([EarlyStopping(flags.patience)] if flags.patience else []), pictures],
+        callbacks=[*progress, *([EarlyStopping(flags.patience)] if flags.patience else []), *callbacks, pictures],
         scores=pictures.scores,
         team=team,
     )

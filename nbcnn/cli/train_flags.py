@@ -52,6 +52,7 @@ FREE_ON_RESUME = frozenset(
         "resident",
         "recompute",
         "patience",
+        "callback",
         "device",
         "config",
     }
@@ -70,7 +71,7 @@ UNBOUND_BY_DEFAULT = frozenset(
 RESOLVED = frozenset({"dataset", "mode", "precision"})
 """Flags that may leave to the machine what a resumed run must then keep: its checkpoint knows what was taken."""
 
-ADDED_LATER = frozenset({"weights", "resident", "recompute", "patience", "device", *UNBOUND_BY_DEFAULT})
+ADDED_LATER = frozenset({"weights", "resident", "recompute", "patience", "callback", "device", *UNBOUND_BY_DEFAULT})
 """Flags that earlier versions did not have; their runs resume with the default."""
 
 FILES = paths.PathArgument("images", str, recorded=True, parts=paths.of_dataset)
@@ -84,6 +85,17 @@ OUT = paths.PathArgument("folder", str, own=paths.RUN)
 def _optimizer(text: str) -> str:
     """A converter to the name of an optimizer, or of a class of the user's."""
     return text if user_code.is_function(text) else one_of("sgd", "adam", "adamw")(text)
+
+
+def _callback(text: str) -> str:
+    """A converter to the names of callbacks of the user's, with commas between; the files are run when the training starts."""
+    for part in text.split(","):
+        if not user_code.is_function(part):
+            raise argparse.ArgumentTypeError(f"{quoted(part)} names no callback: one is FILE.py:NAME, a class of nbcnn.Callback")
+    return str(FUNCTION(text))
+
+
+_callback.path = FUNCTION  # type: ignore[attr-defined]
 
 
 def parser() -> Parser:
@@ -194,6 +206,14 @@ def parser() -> Parser:
         "end when the test loss has not fallen for so many epochs; what reads the run takes the weights of the best epoch",
         "off",
         "epochs",
+    )
+    flag(
+        group,
+        "--callback",
+        _callback,
+        "tell these classes of nbcnn.Callback of losses and epochs: FILE.py:NAME, several with commas",
+        "none",
+        metavar="FILE.py:NAME",
     )
     flag(
         group,

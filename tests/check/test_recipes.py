@@ -14,7 +14,7 @@ import pytest
 from nbcnn.gpu import device
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = {"add-op": 4, "add-mode": 4, "own-model": 1, "add-loss": 1, "add-optimizer": 1}
+MOST_FILES = {"add-op": 4, "add-mode": 4, "own-model": 1, "add-loss": 1, "add-optimizer": 1, "add-callback": 1}
 HELPERS = ("conftest.py", "compiled.py", "scripts.py", "ops/test_parity.py", "ops/activations/test_elementwise.py")
 PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="starts the simulator itself")
@@ -96,6 +96,21 @@ def test_a_model_of_ones_own(tmp_path):
     assert follow("own-model", tmp_path) == {"my_model.py"}
     said = run(tmp_path, "-c", "from my_model import train; print(train('run'))")
     assert float(said.split()[-1]) > 0.5  # ten classes; two short epochs recognise about 0.8
+
+
+def test_a_callback_of_ones_own(tmp_path):
+    assert follow("add-callback", tmp_path) == {"own_callback.py"}
+    words = ["train.py", "--dataset", "shapes", "--mode", "cpu", "--model", "small-autoencoder", "--limit", "4", "--batch", "2", "--quiet"]
+    # The loss of pixels in 0..1 is below 1 after an epoch.
+    (tmp_path / "sooner.py").write_text("from own_callback import UntilBelow\ndef below_one():\n    return UntilBelow(1.0)\n", encoding="utf-8")
+    said = run(tmp_path, *words, "--epochs", "5", "--out", "run", "--callback", "own_callback.py:UntilBelow,sooner.py:below_one")
+    assert "ended early: the loss is below 1.0" in said
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    assert len(before.splitlines()) == 2
+    assert "ended early: the loss is below 1.0" in run(tmp_path, "train.py", "--quiet", "--resume", "run"), "the run has its callbacks"
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+    run(tmp_path, "train.py", "--quiet", "--resume", "run", "--callback", "own_callback.py:UntilBelow")
+    assert len((tmp_path / "run" / "metrics.csv").read_bytes().splitlines()) > 2, "the limit 0.04 is lower"
 
 
 def test_a_loss_and_an_optimizer_of_ones_own(tmp_path):

@@ -195,6 +195,31 @@ def test_frozen_layers_and_patience(own, tmp_path, capsys, monkeypatch):
     assert len(RunFolder(tmp_path / "stopped").rows()) == len(rows) + 1
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mine", "'mine' names no callback: one is FILE.py:NAME"),
+        ("none.py:Mine", "there is no file"),
+        ("calls.py:Absent", "has no function 'Absent'"),
+        ("calls.py:Other", "Other is no callback: write `class Other(nbcnn.Callback)`"),
+        ("calls.py:Picky", "Picky() cannot be made without arguments: TypeError"),
+        ("calls.py:Mine,calls.py:Other", "Other is no callback"),
+    ],
+)
+def test_what_is_no_callback_is_refused_before_training(tmp_path, monkeypatch, capsys, name, words):
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        "import nbcnn",
+        "class Mine(nbcnn.Callback): pass",
+        "class Other: pass",
+        "class Picky(nbcnn.Callback):",
+        "    def __init__(self, a): pass",
+    ]
+    (tmp_path / "calls.py").write_text("\n".join(lines))
+    assert words in message(capsys, 2, exits(train, [*QUICK, "--model", "small-autoencoder", "--callback", name, "--out", "run"]))
+    assert not (tmp_path / "run").exists()
+
+
 # -- settings from a file
 
 
