@@ -12,6 +12,8 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from nbcnn.gpu import simulator
 from nbcnn.gpu.backends import capability, constraints, letters, tied, typer
 from nbcnn.gpu.compiler import INSTALL, NUMBA_SIMULATOR
@@ -27,6 +29,11 @@ def opened() -> tuple[Any, str]:
     try:
         from numba import cuda
         from numba.cuda.core import config, errors
+
+        if not NUMBA_SIMULATOR and not hasattr(np, "row_stack"):
+            # numba-cuda 0.30 takes `row_stack` from NumPy, which left it out in 2.5: it was another name of `vstack`. Others shall not see it.
+            with _exchanged(np, "row_stack", np.vstack):
+                importlib.import_module("numba.cuda.np.arrayobj")
     except ModuleNotFoundError as error:
         found = "is not installed" if (error.name or "").split(".")[0] in ("numba", "numba_cuda") else f"lacks a package ({error})"
         return None, f"Numba-CUDA {found}: {INSTALL}"
@@ -119,13 +126,16 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
 
 @contextmanager
 def _exchanged(module: Any, name: str, value: Any) -> Iterator[None]:
-    """A context in which `name` of one of Numba's modules is `value`: Numba has no parameter for it."""
-    kept = getattr(module, name)
+    """A context in which `name` of a module is `value`: Numba has no parameter for it. A name that was not there is gone afterwards."""
+    there, kept = hasattr(module, name), getattr(module, name, None)
     setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(module, name, kept)
+        if there:
+            setattr(module, name, kept)
+        else:
+            delattr(module, name)
 
 
 def _in_clusters(bounded: Callable[..., None], blocks: int) -> Callable[..., None]:
