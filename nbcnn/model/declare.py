@@ -25,6 +25,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu.language import Function, Name, jit
 from nbcnn.gpu.lockstep.arrays import on_arrays
 from nbcnn.gpu.lockstep.launch import NotSimulated
+from nbcnn.model.derive import derivative
 from nbcnn.nn import description, joins
 from nbcnn.nn.activations import Elementwise
 from nbcnn.nn.losses import PairLoss
@@ -44,6 +45,8 @@ _BUILTINS = {"abs", "min", "max", "int", "float", "bool", "range"}
 """What kernels know of Python's own functions."""
 _declared: dict[str, type] = {}
 """What was declared in this process, by name: a file that is run again declares again."""
+_of_functions: dict[FunctionType, type[PairLoss]] = {}
+"""The losses of functions that were given as they are."""
 _STEP, _OFF = 1e-4, 1e-3
 """The step of the differences that gradients are checked against, and how far off they may be: constants of a function are float32."""
 _JUMPS = 3
@@ -53,7 +56,7 @@ _JUMPS = 3
 def activation(
     name: str,
     function: Callable[..., Any],
-    gradient: Callable[..., Any],
+    gradient: Callable[..., Any] | None = None,
     *,
     reads: str = "x",
     composition: Callable[..., Any] | None = None,
@@ -64,6 +67,7 @@ def activation(
     name         of its ops, in small letters; the class is called the same in capitals, hard_mish is HardMish.
     function     (x, *parameters) -> y, of floats; one number in, one out.
     gradient     (dy, x, *parameters) -> dx, or with reads="y" (dy, y, *parameters) -> dx, which lets convolutions apply the function in training.
+                 None derives it from the text of the function (`nbcnn.model.derive`).
     parameters   names and default values of further arguments of both, at most two: fields of the layer, frozen into its kernels.
     composition  the same function by other layers, of a value: `lambda x: x * Tanh()(Softplus()(x))`; what an ONNX file gets.
 
@@ -82,9 +86,12 @@ def activation(
     """
     if reads not in ("x", "y"):
         raise UsageError(f'{name}: reads must be "x" or "y", what the gradient is made of, got {reads!r}')
+    if gradient is None and reads == "y":
+        raise UsageError(f'{name}: a gradient that reads y must be given; without one it is derived, and reads "x"')
     numbers = _numbers(name, parameters, 2)
     _check_name(name, table.ACTIVATIONS)
-    f, df = _device(name, function, 1 + len(numbers)), _device(name, gradient, 2 + len(numbers))
+    f = _device(name, function, 1 + len(numbers))
+    df = _device(name, derivative(f.py_func, times="dy") if gradient is None else gradient, 2 + len(numbers))
 
     def fprop(x: np.ndarray, y: np.ndarray, **given: float) -> None:
         y[...] = on_arrays(frozen(f, tuple(given[each] for each in numbers)))(x)
@@ -110,11 +117,12 @@ def activation(
     return kind
 
 
-def loss(name: str, function: Callable[..., Any], gradient: Callable[..., Any], **parameters: float) -> type[PairLoss]:
+def loss(name: str, function: Callable[..., Any], gradient: Callable[..., Any] | None = None, **parameters: float) -> type[PairLoss]:
     """The class of a loss that is the mean over all elements of function(y, target).
 
     name        of its ops, and what `Model(layers, loss=name)` takes; the class is called the same in capitals.
-    function    (y, target, *parameters) -> the loss of one element, of floats. gradient  its derivative in y, of the same arguments.
+    function    (y, target, *parameters) -> the loss of one element, of floats.
+    gradient    its derivative in y, of the same arguments; None derives it from the text of the function (`nbcnn.model.derive`).
     parameters  names and default values of further arguments, at most two: fields of the class.
 
     The gradient is checked against differences of the function at targets 0, 0.5 and 1. Raises UsageError as `activation`.
@@ -132,7 +140,8 @@ def loss(name: str, function: Callable[..., Any], gradient: Callable[..., Any], 
     """
     numbers = _numbers(name, parameters, 2)
     _check_name(name, pairs.LOSSES)
-    f, df = (_device(name, each, 2 + len(numbers)) for each in (function, gradient))
+    f = _device(name, function, 2 + len(numbers))
+    df = _device(name, derivative(f.py_func) if gradient is None else gradient, 2 + len(numbers))
 
     def terms(y: np.ndarray, target: np.ndarray, **given: float) -> np.ndarray:
         return on_arrays(frozen(f, tuple(given[each] for each in numbers)))(y, np.asarray(target, y.dtype))
@@ -152,6 +161,35 @@ def loss(name: str, function: Callable[..., Any], gradient: Callable[..., Any], 
     for row in modes.MODES.values():
         _enter(row, Op("mse", "fprop"), pairs.host_of(made) if row.device == "host" else pairs.ops_of(made))
     return kind
+
+
+def loss_of(given: Any) -> Any:
+    """`given`, or of a function of (y, target) with defaults for further arguments the loss that `loss` makes of it; of a list each.
+
+    The loss has the function's name and its defaults. Raises UsageError as `loss`.
+
+    Example:
+        >>> def quartic(y, target):
+        ...     return (y - target) ** 4
+        >>> loss_of(quartic), loss_of("mse")
+        (Quartic(), 'mse')
+    """
+    if isinstance(given, list | tuple):
+        return type(given)(map(loss_of, given))
+    if not isinstance(given, FunctionType):
+        return given
+    if given not in _of_functions:
+        further = list(inspect.signature(given).parameters.values())[2:]
+        without = [each.name for each in further if each.default is each.empty]
+        if without:
+            raise UsageError(f"the loss {given.__name__} takes (y, target) and arguments with defaults; {', '.join(without)} has none")
+        defaults = {each.name: each.default for each in further}
+        try:
+            _of_functions[given] = loss(given.__name__, given, **defaults)
+        except UsageError as error:
+            line = ", ".join([f'"another_name", {given.__name__}', *(f"{name}={value!r}" for name, value in defaults.items())])
+            raise UsageError(f"{error}. A name and a gradient can be given: nbcnn.loss({line}, gradient=…)") from error
+    return _of_functions[given]()
 
 
 def optimizer(
@@ -204,9 +242,10 @@ def optimizer(
     return kind
 
 
-def forget() -> None:
-    """Take out of all tables what was declared in this process; networks that have it cannot be planned any more."""
-    for name, kind in _declared.items():
+def forget(*names: str) -> None:
+    """Take what was declared in this process, by these names or all of it, out of all tables; networks that have it cannot be planned any more."""
+    for name in names or tuple(_declared):
+        kind = _declared.pop(name)
         for held in (
             table.ACTIVATIONS,
             pairs.LOSSES,
@@ -214,10 +253,11 @@ def forget() -> None:
             modes.REFERENCES,
             *(ops for row in modes.MODES.values() for _, ops in row.fallbacks),
         ):
-            for key in (name, Op(name, "fprop"), Op(name, "dgrad"), Op("conv", "fprop", after=(Map(name),))):
+            for key in (name, Op(name), Op(name, "fprop"), Op(name, "dgrad"), Op("conv", "fprop", after=(Map(name),))):
                 held.pop(key, None)  # type: ignore[attr-defined]
         description.DECLARED.pop(kind.__name__, None)
-    _declared.clear()
+        for function in [function for function, made in _of_functions.items() if made is kind]:
+            del _of_functions[function]
 
 
 def _enter(row: Any, beside: Op, ops: Mapping[Op, Any]) -> None:

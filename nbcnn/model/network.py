@@ -58,8 +58,9 @@ class Model(Weights):
                  `outputs`, a value or a list of values that layers were called for, then follow: `Model(x, y, loss="mse")`. Several inputs or outputs
                  are tuples of arrays wherever one is an array.
     loss         "cross_entropy" (labels are classes, of images or of their pixels), "mse", "l1", "huber" or "bce" (the target is a vector, another
-                 image, or the input), a loss layer such as SoftmaxCrossEntropy(label_smoothing=0.1), or None where the last layer is one or the
-                 network is only to predict. Of several outputs one for all of them, or a list with one for each; they are added.
+                 image, or the input), a loss layer such as SoftmaxCrossEntropy(label_smoothing=0.1), a function of one output and its target
+                 (`nbcnn.loss` says of which kind), or None where the last layer is one or the network is only to predict. Of several outputs one
+                 for all of them, or a list with one for each; they are added.
     mode         auto, cpu, naive, tiled, im2col, tensorcore: how layers are computed; auto is the fastest that this machine has.
     precision    what multiplications round to (fp32, tf32, bf16); None is the mode's own.
     seed, init   of the first weights ("torch" or "he"); the seed also of the order of examples.
@@ -115,6 +116,10 @@ class Model(Weights):
             if loss is not None:
                 raise UsageError("outputs belong to inputs, values of nbcnn.Input; of a list of layers the second argument is the loss")
             loss = outputs
+        if callable(loss) or isinstance(loss, list | tuple):
+            from nbcnn.model.declare import loss_of
+
+            loss = loss_of(loss)
         body = with_loss(layers, loss)
         input_shape = body.input_shape if isinstance(body, Graph) and input_shape is None else input_shape
         if init not in INITS:

@@ -123,9 +123,14 @@ def test_a_loss_and_an_optimizer_of_ones_own(tmp_path):
     train += "h = model.fit(x, [0] * 4 + [1] * 4, epochs=30, batch_size=4, optimizer=Lion(nbcnn.Cosine(0.03)), verbose=0); "
     train += "model.save('net.safetensors'); again = nbcnn.load('net.safetensors', mode='cpu'); "
     train += "print(again.loss, h.rows[-1]['loss'] / h.rows[0]['loss'])"
-    loss, ratio = run(tmp_path, "-c", train).split()
+    train += "; own_focal.focal.__defaults__ = (1.5,); model = nbcnn.Model([nbcnn.Linear(1)], own_focal.focal, mode='cpu'); "
+    train += "b = model.fit(x, [0] * 4 + [1] * 4, epochs=30, batch_size=4, optimizer=Lion(nbcnn.Cosine(0.03)), verbose=0); "
+    train += "print(model.loss, b.rows[-1]['loss'] / h.rows[-1]['loss'])"
+    loss, ratio, bare, same = run(tmp_path, "-c", "import own_focal; " + train).split()
     assert loss == "FocalLoss(gamma=1.5)"
     assert float(ratio) < 0.9
+    # The derived gradient is the written one to some roundings of float32, and Lion takes but its sign.
+    assert (bare, float(same)) == ("Focal(gamma=1.5)", pytest.approx(1.0, rel=1e-5))
     words = ["train.py", "--dataset", "shapes", "--mode", "cpu", "--model", "autoencoder", "--limit", "4", "--batch", "2", "--quiet"]
     words += ["--optimizer", "own_lion.py:Lion", "--weight-decay", "0.1"]
     run(tmp_path, *words, "--epochs", "2", "--out", "whole", "--save-every", "1")
