@@ -387,7 +387,8 @@ def _features(path: Path, folder: Path, sha256: str) -> Features:
     """The features in `folder`, which the classifier in `path` was trained on."""
     from nbcnn.datasets import DataCorrupt, DataMissing
 
-    way = "give load() the folder, or classify with --portable"
+    classify = "python -m nbcnn classify FEATURES"
+    way = f"classify the features again ({classify}), with --portable if the file is to work without them; in Python load(file, folder) takes others"
     try:
         found = read_features(folder, verify=False)
     except (DataMissing, DataCorrupt) as error:

@@ -109,6 +109,21 @@ def identity(splits: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps([splits[name] for name in SPLITS], sort_keys=True).encode()).hexdigest()
 
 
+def place_of(run: Path, dataset: str) -> Path | None:
+    """Where features of `run` on a data set go by default: features/DATASET, or features/DATASET-RUN where that holds those of another run.
+
+    None if both do.
+    """
+    for place in (Path("features") / dataset, Path("features") / f"{dataset}-{run.resolve().name}"):
+        try:
+            other = Path(document.load(place / INDEX)["origin"]["run"])
+        except (OSError, ValueError, LookupError, TypeError):  # nothing is there that anybody could read
+            return place
+        if other.resolve() == run.resolve():
+            return place
+    return None
+
+
 def read_features(folder: str | os.PathLike[str], *, verify: bool = True) -> Features:
     """The features in `folder`. `verify` reads every value once, for NaN and for the SHA-256 in `features.json`.
 

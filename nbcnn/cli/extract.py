@@ -58,7 +58,7 @@ def parser() -> Parser:
         "--out",
         OUT,
         "folder for the features; features in it are replaced when the new ones are complete",
-        "features/<dataset>",
+        "features/<dataset>; features/<dataset>-<run> where that holds another run's",
         metavar="DIR",
     )
     flag(group, "--format", one_of("npy", "csv"), "npy: memory-mapped arrays; csv: large and slow, but text", "npy")
@@ -206,7 +206,7 @@ def prepared(flags: SimpleNamespace, team: Team, run: RunFolder, config: dict[st
 
     if team.size == 1 and data is None:
         read = loading.ahead_if_here(name, Path(data_dir), read)  # beside the imports below
-    from nbcnn.classify.features import Origin
+    from nbcnn.classify.features import Origin, place_of
     from nbcnn.cli import describe
     from nbcnn.nn import models
     from nbcnn.plan.shapes import numel
@@ -224,7 +224,7 @@ def prepared(flags: SimpleNamespace, team: Team, run: RunFolder, config: dict[st
     code = next(net.predict_batches(data.train_images[:batch], batch)).shape[1:]
     say(f"{net.mode} {net.precision} on {net.device_name}, {data.name}, {saved.path}; ready in {time.perf_counter() - started:.2f} s")
 
-    out = Path(flags.out or f"features/{own.short(data.name)}")
+    out = Path(flags.out) if flags.out else _free(place_of(run.path, own.short(data.name)))
     same = [saved.sha256, data.source, len(data.train_images), net.mode, net.precision, str(out), layer, bool(flags.mirror)]
     team.agree("checkpoint, data or mode", json.dumps(same).encode())
     gpu = None if net.mode == "cpu" else net.device_name
@@ -235,6 +235,15 @@ def prepared(flags: SimpleNamespace, team: Team, run: RunFolder, config: dict[st
         sets += [images[..., ::-1] for images in sets]
     ready = config["flags"]["model"] in models.CODES and flags.at in (None, models.CODES[config["flags"]["model"]])
     return Job(net, data, sets, batch, numel(code), out, origin, ready)
+
+
+def _free(place: Path | None) -> Path:
+    """The place for features, where there is one. Raises UsageError."""
+    if place is None:
+        raise UsageError(
+            "the folders in features/ for this data set hold the features of other runs: --out DIR names one, whose features are replaced"
+        )
+    return place
 
 
 def noted_precision(saved: Saved, config: dict[str, Any]) -> str | None:
@@ -298,6 +307,9 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
 
     if team.size > 1:
         raise UsageError("--images is for one process: files are read one after the other")
+    out = Path(flags.out or "features/images")
+    if not flags.out and (out / "images.txt").exists():
+        raise UsageError(f"{out} holds the features of other images: --out {out} replaces them, --out features/NAME keeps them")
     paths = pictures.files_in(flags.images.split(","))[: flags.limit]
     layer = saved_net.cut(config["flags"]["model"], flags.at)
     net = saved_net.encoder(saved, layer, flags.mode or "auto", flags.precision, noted_precision(saved, config))
@@ -312,7 +324,7 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
     if not found:
         return DATA
     features = net.predict(np.stack([image for _, image in found]), flags.batch or 256).reshape(len(found), -1)
-    seconds, out = time.perf_counter() - started, Path(flags.out or "features/images")
+    seconds = time.perf_counter() - started
     atomic.make_folder(out, "--out")
     with lock.writing(out):
         content: Any = io.BytesIO()

@@ -42,9 +42,13 @@ def layers_of(model: str, shape: Sequence[int], function: Callable[..., Any] | N
         held, made = made, made.layers
         held.close()
     if not isinstance(made, list | tuple | Graph) or not made or not all(hasattr(layer, "build") for layer in made):
-        raise UsageError(f"{model} must return a list of layers, a Graph or a Model, got {type(made).__name__}")
+        strange = [each for each in made if not hasattr(each, "build")] if isinstance(made, list | tuple) else []
+        what = f"a list with {strange[0]!r}, which is no layer" if strange else type(made).__name__
+        line = "; a loss is a layer there, such as SoftmaxCrossEntropy() or MSE()" if strange and isinstance(strange[0], str) else ""
+        raise UsageError(f"{model} must return a list of layers, a Graph or a Model, got {what}{line}")
     if not hasattr(made[-1], "needs_labels"):
-        raise UsageError(f"the last layer of {model} must be a loss (MSE, SoftmaxCrossEntropy), it is {type(made[-1]).__name__}")
+        line = 'Graph.of(x, y, "cross_entropy")' if isinstance(made, Graph) else "[…, SoftmaxCrossEntropy()], of classes, or […, MSE()]"
+        raise UsageError(f"the last layer of {model} must be a loss, and is {type(made[-1]).__name__}: return {line}")
     if isinstance(made, Graph):
         if made.input_shape != tuple(shape):
             raise UsageError(

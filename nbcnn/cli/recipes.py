@@ -283,18 +283,21 @@ def on_digits(flags: SimpleNamespace) -> str:
 
 
 def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) -> str:
-    """Apply what a recipe leaves to the images, unless the user chose; return what to say, or nothing.
+    """Apply what a recipe leaves to the images, unless the user chose; return what to say, or nothing. A batch has at most all images.
 
     The `count` training images are those of the data set `name`. `segmented`: the network is to classify pixels.
     """
-    if flags.resume or flags.recipe not in OF_GRAPHS:
+    if flags.resume:
         return ""
-    notes, most = [], max(min(count, 8), count // 8)
+    graph = flags.recipe in OF_GRAPHS
+    notes, most = [], max(min(count, 8), count // 8) if graph else count
     if flags.batch > most and "batch" not in flags.given:
         if flags.optimizer == "sgd" and "lr" not in flags.given:
             flags.lr *= most / flags.batch
         flags.batch = most
         notes.append(f"NOTE: there are {count:,} images, so a batch has {most}, with lr {flags.lr:.3g}; --batch and --lr set others.")
+    if not graph:
+        return "\n".join(notes)
     if flags.model == "unet" and segmented:
         notes.append(f"NOTE: {name} has masks, so unet learns the class of every pixel; --loss mse has it take noise off images instead.")
     elif flags.model == "unet" and not flags.noise and "noise" not in flags.given:

@@ -15,6 +15,7 @@ from nbcnn.cli.phases import Phases
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import printable
+from nbcnn.files.suggest import called
 from nbcnn.plan.names import FITTED
 
 if TYPE_CHECKING:
@@ -153,6 +154,9 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     )
     if start.checkpoint:
         warnings = trainer.resume(start.checkpoint, new_epochs="epochs" in flags.given)
+        if trainer.epochs_done >= flags.epochs:
+            trained = "its 1 epoch is" if flags.epochs == 1 else f"all {flags.epochs} epochs are"
+            say(f"{trainer.run.path} is complete: {trained} trained. More: {called('train')} --resume {trainer.run.path} --epochs {flags.epochs + 1}")
         for line in [*warnings, *train_run.other_compilers(start, net.device_name), *train_run.other_threads(start, net.mode)]:
             say(f"nbcnn: warning: {line}", always=team.leads)
         if team.leads:

@@ -84,7 +84,9 @@ OUT = paths.PathArgument("folder", str, own=paths.RUN)
 
 def _optimizer(text: str) -> str:
     """A converter to the name of an optimizer, or of a class of the user's."""
-    return text if user_code.is_function(text) else one_of("sgd", "adam", "adamw")(text)
+    if text.endswith(".py"):
+        raise argparse.ArgumentTypeError(user_code.without_function(text, "an optimizer of yours is FILE.py:NAME"))
+    return text if user_code.is_function(text) else one_of("sgd", "adam", "adamw", "FILE.py:NAME")(text)
 
 
 def _callback(text: str) -> str:
@@ -303,6 +305,10 @@ def dataset(text: str) -> str:
 
     if own.is_own(text):
         return str(FILES(text))
+    if text.endswith(".py"):
+        raise argparse.ArgumentTypeError(user_code.without_function(text, "a data set of yours is FILE.py:FUNCTION"))
+    if text.endswith((".npz", ".npy")) and not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"there is no file {quoted(text)}; arrays in a file are npz:PATH")
     if text not in DATASETS and (kind := own.kind_of(text)):
         raise argparse.ArgumentTypeError(f"{quoted(text)} is a {'folder' if kind == 'folder' else 'file'} here: that data set is {kind}:{text}")
     return one_of(*DATASETS, *own.FORMS)(text)
@@ -378,7 +384,7 @@ def _model(text: str) -> str:
     if colon and where and name.isidentifier():
         return str(FUNCTION(text))
     if where.endswith(".py") or text.endswith(".py"):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} names no function: a custom network is FILE.py:FUNCTION, such as model.py:network")
+        raise argparse.ArgumentTypeError(user_code.without_function(text, "a custom network is FILE.py:FUNCTION"))
     return one_of(*MODELS, "FILE.py:FUNCTION")(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -11,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nbcnn.files import regular
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 
 
@@ -24,6 +27,23 @@ def is_function(name: str) -> bool:
     """
     where, colon, function = name.rpartition(":")
     return bool(colon) and function.isidentifier() and (where.endswith(".py") or all(part.isidentifier() for part in where.split(".")))
+
+
+def without_function(path: str, form: str) -> str:
+    """What to say of a file whose function is not named: the line to write, with the names that the file defines. `form` says how it is written.
+
+    Example:
+        >>> without_function("there-is-none.py", "a network is FILE.py:FUNCTION")
+        "'there-is-none.py' names no function: a network is FILE.py:FUNCTION"
+    """
+    try:
+        body = ast.parse(regular.read(path)).body
+    except (OSError, SyntaxError, ValueError):  # whoever imports it says so
+        body = []
+    found = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    found += [node.targets[0].id for node in body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
+    names = [f"{path}:{name}" for name in found if not name.startswith("_")]
+    return f"{quoted(path)} names no function: {form}" + (f", here {', '.join(names[:5])}" if names else "")
 
 
 def function_of(name: str, flag: str) -> Callable[..., Any]:

@@ -26,6 +26,16 @@ from nbcnn.plan.storage import decode
 
 ADVICE = "give a .safetensors file, or the folder of a run"
 """What to do where there is no checkpoint."""
+_OF_PYTORCH = (
+    "a file of PyTorch, which is never unpickled here. In PyTorch, safetensors.torch.save_file(module.state_dict(), '{stem}.safetensors') writes "
+    "weights that Model.load_weights takes"
+)
+FOREIGN = {
+    ".onnx": "an ONNX file: python -m nbcnn import {path} {stem}.safetensors makes a model of it, in Python nbcnn.onnx.from_onnx('{path}')",
+    ".pt": _OF_PYTORCH,
+    ".pth": _OF_PYTORCH,
+}
+"""By the end of its name what a file of another program is, and what to do with it."""
 LAST, BEST = "checkpoint-last.safetensors", "checkpoint-best.safetensors"
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -136,6 +146,8 @@ def read(path: Path) -> Saved:
     Raises CheckpointError if the file is missing, its header or a tensor's place in the file is wrong, bytes are missing,
     left over or changed, or a floating-point tensor holds NaN or Inf.
     """
+    if path.suffix.lower() in FOREIGN and path.is_file():
+        raise CheckpointError(f"{path} is {FOREIGN[path.suffix.lower()].format(path=path, stem=path.stem)}")
     try:
         return _read(path)
     except _Missing:

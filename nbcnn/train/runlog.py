@@ -31,6 +31,13 @@ Row = dict[str, Any]
 _FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}}
 """The form that every reader of config.json checks; each command checks further entries itself."""
 
+_OTHERS = {
+    "features.json": "it holds features, which python -m nbcnn classify {} reads; name the run that they were extracted from",
+    "classify.json": "it holds a classifier, which python -m nbcnn predict RUN IMAGES --classifier {}/classifier.safetensors applies",
+    "pipeline.json": "it holds a pipeline, which nbcnn pipeline --resume {} continues; name the run in it",
+}
+"""What other folders of nbcnn are, by the files that describe them."""
+
 
 class RunError(Exception):
     """A folder is not the run folder that was asked for; the message says why."""
@@ -56,6 +63,10 @@ class RunFolder:
         """True if something with this name exists and is not an empty folder. Hidden files do not count: a killed run may leave only its lock."""
         return self.path.exists() and not (self.path.is_dir() and all(file.name.startswith(".") for file in self.path.iterdir()))
 
+    def other(self) -> str:
+        """What the folder is, where it is one of nbcnn's and no run's; empty elsewhere."""
+        return next((words.format(self.path) for mark, words in _OTHERS.items() if (self.path / mark).is_file()), "")
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """A context in which this process is the folder's only writer; makes the folder if need be; may be nested. Raises `lock.Held`."""
@@ -73,8 +84,11 @@ class RunFolder:
     def checkpoint(self, which: str | None = None) -> Path:
         """The checkpoint that this run's weights are read from: "last" or "best", or None for the run's own rule.
 
-        That is the last one, or the best where the training had --patience or EarlyStopping (`note_best`).
+        That is the last one, or the best where the training had --patience or EarlyStopping (`note_best`). Raises RunError for another folder of
+        nbcnn.
         """
+        if not self.config_path.exists() and (other := self.other()):
+            raise RunError(f"{self.path} is no run folder: {other}")
         if which is None:
             try:
                 which = str(document.load(self.config_path).get("checkpoint", "last"))
@@ -132,7 +146,8 @@ class RunFolder:
         try:
             config = document.load(self.config_path)
         except OSError as error:
-            raise RunError(f"{self.path} is no run folder: {self.config_path.name} cannot be read ({error.strerror})") from None
+            why = "it is a file" if self.path.is_file() else self.other() or f"{self.config_path.name} cannot be read ({error.strerror})"
+            raise RunError(f"{self.path} is no run folder: {why}") from None
         except document.DocumentError as error:
             raise RunError(str(error)) from None
         for part, form in _FORM.items():

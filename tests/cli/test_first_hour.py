@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import shutil
+
 import numpy as np
 import pytest
+from PIL import Image
 from scripts import exits, message, train
 
 import nbcnn
 from nbcnn import Linear
-from nbcnn.cli import describe, gradcheck, recipes, simulate, train_flags
+from nbcnn.cli import classify, describe, evaluate, extract, gradcheck, predict, recipes, report, simulate, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.sklearn import ConvAutoencoder, ConvClassifier
 
@@ -105,3 +111,100 @@ def test_gradcheck_of_some_ops(capsys):
     assert "no op 'conv_fprob' to check; did you mean conv_fprop?" in message(
         capsys, 2, exits(gradcheck.main, ["--mode", "cpu", "--op", "conv_fprob"])
     )
+
+
+def own_files(folder):
+    (folder / "net.py").write_text(
+        "import nbcnn\n"
+        "def graph():\n    x = nbcnn.Input((3, 32, 32))\n    return nbcnn.Graph.of(x, nbcnn.Linear(10)(nbcnn.Flatten()(x)), 'cross_entropy')\n"
+        "def named():\n    return [nbcnn.Flatten(), nbcnn.Linear(10), 'cross_entropy']\n"
+        "def bare():\n    return [nbcnn.Flatten(), nbcnn.Linear(10)]\n"
+    )
+    (folder / "rule.py").write_text("import nbcnn\nMine = 1\n_hidden = 2\n")
+    (folder / "net.onnx").write_bytes(b"\x08\x0a")
+    (folder / "net.pth").write_bytes(b"PK")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("--dataset net.py", 2, "names no function: a data set of yours is FILE.py:FUNCTION, here net.py:graph, net.py:named, net.py:bare"),
+        ("--dataset nothing.npz", 2, "there is no file 'nothing.npz'; arrays in a file are npz:PATH"),
+        ("--optimizer rule.py", 2, "names no function: an optimizer of yours is FILE.py:NAME, here rule.py:Mine"),
+        ("--optimizer adan", 2, "is none of sgd, adam, adamw, FILE.py:NAME; did you mean adam?"),
+        ("--model net.py", 2, "names no function: a custom network is FILE.py:FUNCTION, here net.py:graph"),
+        ("--model net.py:named", 2, "a list with 'cross_entropy', which is no layer; a loss is a layer there, such as SoftmaxCrossEntropy()"),
+        ("--model net.py:bare", 2, "must be a loss, and is Linear: return […, SoftmaxCrossEntropy()], of classes, or […, MSE()]"),
+        ("--weights net.onnx", 3, "net.onnx is an ONNX file: python -m nbcnn import net.onnx net.safetensors makes a model of it"),
+        ("--weights net.pth", 3, "a file of PyTorch, which is never unpickled here."),
+    ],
+)
+def test_a_name_that_is_half_right_is_answered_with_the_line_to_write(words, code, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own_files(tmp_path)
+    data = [] if "--dataset" in words else ["--dataset", "digits", "--limit", "8", "--epochs", "1", "--mode", "cpu"]
+    assert says in message(capsys, code, exits(train, [*words.split(), *data]))
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """A folder with two runs on eight digits, fewer than the default batch, of a graph whose loss is named."""
+    folder = tmp_path_factory.mktemp("two")
+    own_files(folder)
+    said = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stderr(said):
+        for seed, name in enumerate(("one", "two")):
+            words = f"--model net.py:graph --dataset digits --limit 8 --epochs 1 --mode cpu --seed {seed} --out {name}"
+            assert train(words.split()) == 0
+    return folder, said.getvalue()
+
+
+def test_fewer_images_than_the_default_batch_are_one_batch(two_runs, monkeypatch, capsys):
+    folder, said = two_runs
+    monkeypatch.chdir(folder)
+    assert "NOTE: there are 8 images, so a batch has 8, with lr 0.0125; --batch and --lr set others." in said
+    assert json.loads((folder / "one" / "config.json").read_text())["flags"]["batch"] == 8
+    words = "--model net.py:graph --dataset digits --limit 8 --batch 16 --mode cpu --out three"
+    assert "batch 16 is not between 1 and the 8 images" in message(capsys, 2, exits(train, words.split()))
+
+
+def test_a_run_that_is_complete_says_so_and_how_to_go_on(two_runs, monkeypatch, capsys):
+    monkeypatch.chdir(two_runs[0])
+    assert train(["--resume", "two"]) == 0
+    assert "two is complete: its 1 epoch is trained. More: python train.py --resume two --epochs 2" in capsys.readouterr().err
+    assert train(["--resume", "two", "--epochs", "2"]) == 0
+    assert "is complete" not in capsys.readouterr().err
+
+
+def test_features_of_another_run_are_kept_and_a_folder_of_features_is_no_run(two_runs, monkeypatch, capsys):
+    monkeypatch.chdir(two_runs[0])
+    for run, place in (("one", "features/digits"), ("two", "features/digits-two"), ("one", "features/digits")):
+        assert extract.main([run, "--at", "flatten1", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["features"] == place
+    (two_runs[0] / "other").mkdir()
+    shutil.copytree(two_runs[0] / "one", two_runs[0] / "other" / "two")
+    assert "hold the features of other runs: --out DIR" in message(capsys, 2, exits(extract.main, ["other/two", "--at", "flatten1"]))
+    says = "is no run folder: it holds features, which python -m nbcnn classify features/digits reads"
+    for command, *words in ((report.main,), (extract.main,), (predict.main, "one.png"), (evaluate.main, "digits")):
+        (two_runs[0] / "one.png").write_bytes(b"")
+        assert says in message(capsys, 3, exits(command, ["features/digits", *words]))
+    assert says in message(capsys, 3, exits(train, ["--weights", "features/digits", "--dataset", "digits", "--mode", "cpu"]))
+
+
+def test_features_of_other_images_are_kept(two_runs, monkeypatch, capsys):
+    monkeypatch.chdir(two_runs[0])
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save("grey.png")
+    words = ["one", "--at", "flatten1", "--images", "grey.png"]
+    assert extract.main(words) == 0
+    assert "features/images holds the features of other images: --out features/images replaces them" in message(capsys, 2, exits(extract.main, words))
+    assert extract.main([*words, "--out", "features/images"]) == 0
+
+
+def test_a_classifier_whose_features_are_gone_is_told_the_command(two_runs, monkeypatch, capsys):
+    monkeypatch.chdir(two_runs[0])
+    for run in ("one", "two"):
+        assert extract.main([run, "--at", "linear1", "--out", "mine"]) == 0
+        assert run == "two" or classify.main(["mine", "--quiet"]) == 0
+    words = ["one", "grey.png", "--classifier", "mine/classify/classifier.safetensors"]
+    said = message(capsys, 3, exits(predict.main, words))
+    assert "classify the features again (python -m nbcnn classify FEATURES), with --portable if the file is to work without them" in said

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbcnn.classify.features import place_of
 from nbcnn.datasets import own
 from nbcnn.files import document
 from nbcnn.lab.measure import results
@@ -117,7 +118,7 @@ def opened(target: Path, file: Path | None = None, features: Path | None = None)
     """The source that `target` names: a run folder, a results file, or a device of nbcnn/lab/results ("nvidia-h200").
 
     file      the results file beside a run; by default that of the run's device among this project's own, if there is one
-    features  the folder of features made from the run; by default features/<dataset>
+    features  the folder of features made from the run; by default where `extract` puts them
 
     Raises RunError or DocumentError (exit code 3) for what is neither, or damaged.
     """
@@ -154,11 +155,11 @@ def _forecast(run: RunFolder) -> dict[str, Any] | None:
 
 
 def classification(run: RunFolder, config: dict[str, Any], features: Path | None) -> dict[str, Any] | None:
-    """classify.json of `features` (default features/<dataset>), if it was made from one of the run's checkpoints.
+    """classify.json of `features` (by default where `extract` puts them), if it was made from one of the run's checkpoints.
 
     Raises RunError if `features` is given and is not that.
     """
-    folder = features or Path("features") / own.short(config["data"]["name"])
+    folder = features or place_of(run.path, own.short(config["data"]["name"])) or Path("features")
     path = folder / "classify" / "classify.json"
     try:
         found: dict[str, Any] = document.load(path)
