@@ -15,6 +15,7 @@ from nbcnn.classify.blocks import Blocks
 from nbcnn.classify.kernel import Samples
 from nbcnn.classify.processing import Processing, prepared
 from nbcnn.classify.scale import Scaler, gamma_of, gamma_scale, scaler_of
+from nbcnn.files.errors import UsageError
 from nbcnn.ranks.team import ALONE, Team
 
 if TYPE_CHECKING:
@@ -73,24 +74,24 @@ class Outcome:
 
 
 def by_class(labels: np.ndarray, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The classes of `count` training samples and each one's positions. Raises ValueError for labels of another count, or of one class."""
+    """The classes of `count` training samples and each one's positions. Raises ValueError for labels of another count, UsageError for one class."""
     if labels.shape != (count,):
         raise ValueError(f"{count} training samples need {count} labels, got an array of shape {labels.shape}")
     classes = np.unique(labels)
     if len(classes) < 2:
-        raise ValueError(f"a classifier needs at least two classes, the {len(labels)} training labels hold {len(classes)}")
+        raise UsageError(f"a classifier needs at least two classes, the {len(labels)} training labels hold {len(classes)}")
     return classes, [np.flatnonzero(labels == c) for c in classes]
 
 
 def finite(features: np.ndarray) -> None:
-    """Raise ValueError, naming the first of them, if a value is NaN or Inf, or too large for float32."""
+    """Raise UsageError, naming the first of them, if a value is NaN or Inf, or too large for float32."""
     for start in range(0, len(features), _CHECKED):
         with np.errstate(over="ignore"):
             wrong = np.argwhere(~np.isfinite(features[start : start + _CHECKED].astype(np.float32, copy=False)))
         if len(wrong):
             row, column = wrong[0]
             value = features[start + row, column]
-            raise ValueError(f"feature {column} of sample {start + row} is {value}: a classifier needs finite numbers of float32")
+            raise UsageError(f"feature {column} of sample {start + row} is {value}: a classifier needs finite numbers of float32")
 
 
 def resolution_note(coefficients: list[np.ndarray], gamma: float, largest: float, advice: str = "a smaller --c or --gamma") -> str:
@@ -192,13 +193,13 @@ Trial = Callable[[Load, np.ndarray, Settings], Outcome]
 def split(labels: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Positions of the training samples that a search trains on and of those that judge it: of each class every tenth, drawn at random.
 
-    Raises ValueError for a class of a single sample.
+    Raises UsageError for a class of a single sample.
     """
     rng, held = np.random.default_rng(seed), []
     for c in np.unique(labels):
         mine = rng.permutation(np.flatnonzero(labels == c))
         if len(mine) < 2:
-            raise ValueError(f"class {c} has one training sample: a search needs one to train on and one to judge by")
+            raise UsageError(f"class {c} has one training sample: a search needs one to train on and one to judge by")
         held.append(mine[: max(1, len(mine) // HELD_OUT)])
     judges = np.sort(np.concatenate(held))
     return np.setdiff1d(np.arange(len(labels)), judges), judges

@@ -170,7 +170,7 @@ class Engine(Protocol):
 def run(engine: Engine, processing: Processing) -> Processing:
     """Process the rows of `engine`, which become the training features of a processing that is not fitted; returns it fitted.
 
-    Raises ValueError for statistics that are not finite: the values are too large for float32.
+    Raises UsageError for statistics that are not finite: the values are too large for float32.
     """
     arrays, fitting = dict(processing.arrays), not processing.fitted
     for at, step in enumerate(processing.steps):
@@ -203,7 +203,7 @@ def run(engine: Engine, processing: Processing) -> Processing:
 
 def _finite(step: str, *found: np.ndarray) -> None:
     if not all(np.isfinite(each).all() for each in found):
-        raise ValueError(f"processing step {quoted(step)}: the features' means or variances are too large for float32")
+        raise UsageError(f"processing step {quoted(step)}: the features' means or variances are too large for float32")
 
 
 def whitener_of(covariance: np.ndarray, share: float) -> np.ndarray:

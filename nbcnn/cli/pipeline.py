@@ -322,9 +322,12 @@ def _there(job: Job, part: Handed) -> Opened | None:
     from nbcnn.classify.features import INDEX as FEATURES
     from nbcnn.classify.features import read_features
     from nbcnn.datasets import DataError
+    from nbcnn.files import lock
 
     if not (job.features / FEATURES).is_file():
         return None
+    with lock.writing(job.features):
+        pass  # which removes what an extraction left that was killed when all was written
     try:
         found = read_features(job.features, verify=False)
         origin, mirrored = found.origin, found.train_mirrored is not None

@@ -19,6 +19,8 @@ from typing import BinaryIO
 
 OLD = 3600.0
 """Seconds after which a temporary file that nobody has written is a killed process's, in a folder that has no lock."""
+_NO_FLUSH = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a flush of a folder fails with on a file system that knows none."""
 _swept: set[Path] = set()
 """Folders whose old temporary files this process has removed."""
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
@@ -100,13 +102,19 @@ def named(path: Path, more: str = "") -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk; Windows does that by itself, and opens no folder."""
+    """Have the names in a folder on the disk; Windows does that by itself, and opens no folder.
+
+    Some file systems (CIFS, some FUSE) flush files, but know no flush of a folder: the rename is then as safe as they make it.
+    """
     if os.name == "nt":
         return
     with named(folder):
         opened = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(opened)
+        except OSError as error:
+            if error.errno not in _NO_FLUSH:
+                raise
         finally:
             os.close(opened)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 CAMPAIGNS: tuple[str, ...] = (
     "checkpoints",
+    "commands",
     "files",
     "kills",
     "mutants",

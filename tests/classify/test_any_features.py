@@ -9,6 +9,7 @@ from sklearn.svm import SVC
 from nbcnn.classify import gpu as device_svm
 from nbcnn.classify import pipeline, ridge
 from nbcnn.classify.pipeline import Settings
+from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 
 MACHINES = ["svm", "ridge"]
@@ -67,7 +68,7 @@ def test_what_is_not_finite_is_named(trained, machine, at, value):
 @pytest.mark.parametrize("machine", MACHINES)
 def test_labels_of_one_class_or_of_another_count_are_refused(trained, machine):
     rows, labels = bytes_of_two_classes()
-    with pytest.raises(ValueError, match="at least two classes, the 40 training labels hold 1"):
+    with pytest.raises(UsageError, match="at least two classes, the 40 training labels hold 1"):
         trained(machine, (rows[:40], rows[40:]), np.zeros(40, np.int32))
     with pytest.raises(ValueError, match="40 training samples need 40 labels"):
         trained(machine, (rows[:40], rows[40:]), labels[:39])

@@ -20,6 +20,7 @@ from nbcnn.classify.feature_writer import FeatureWriter, publish
 from nbcnn.classify.features import Origin
 from nbcnn.cli.baselines import data_dir_of, untrained_encoder
 from nbcnn.cli.classify import main
+from nbcnn.files.errors import UsageError
 
 ORIGIN = Origin(
     run="runs/one",
@@ -98,7 +99,7 @@ def test_a_split_holds_a_tenth_of_each_class_and_shares_nothing():
     inside, judges = pipeline.split(labels)
     assert sorted([*inside, *judges]) == list(range(67))
     assert np.bincount(labels[judges]).tolist() == [0, 0, 0, 0, 4, 0, 0, 1, 0, 2]
-    with pytest.raises(ValueError, match="class 1 has one training sample"):
+    with pytest.raises(UsageError, match="class 1 has one training sample"):
         pipeline.split(np.array([0, 0, 1]))
 
 

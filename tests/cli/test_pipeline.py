@@ -64,6 +64,18 @@ def test_what_killed_pipelines_have_left_is_removed_at_the_next_start(piped, tmp
     assert not list(out.rglob(".*"))
 
 
+def test_what_a_pipeline_has_left_that_was_killed_behind_its_features_is_removed(tmp_path, undrawn, monkeypatch):
+    out, real = tmp_path / "out", classify.run
+    monkeypatch.setattr(classify, "run", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    assert run(out, "--keep-features", "--quiet") == 5
+    (out / "features" / f"{lock.WRITER}.lock").touch()
+    owner = json.dumps({**lock._myself(), "pid": 1 << 30})
+    (out / "features" / lock.WRITER).write_text(owner)
+    monkeypatch.setattr(classify, "run", real)
+    assert exits(pipeline.main, ["--resume", out, "--quiet"]) == 0
+    assert not list(out.rglob(".*"))
+
+
 def results(out):
     return json.loads((out / "features" / "classify" / "classify.json").read_text())
 
