@@ -97,8 +97,7 @@ def _taken(folder: RunFolder) -> UsageError:
 
 def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
     path = Path(given.resume)
-    saved = path if path.is_file() else path / checkpoint.LAST
-    folder = RunFolder(saved.parent)
+    folder = RunFolder(path.parent if path.is_file() else path)
     config = folder.read_config()
     if not given.explain:
         folder.check_writable()
@@ -116,6 +115,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
     if absent:
         raise RunError(f"{folder.config_path} is damaged or of another version: {quoted(absent[0])} is missing in its 'flags'")
     begun = path.is_file() or folder.has_checkpoint()
+    saved = path if path.is_file() else _latest(folder)
     notes = checkpoint.load(saved)[1] if begun else {}
     new_epochs = frozenset({"epochs"}) if given.epochs else frozenset()
     check(folder, config, saved, notes, free=new_epochs)
@@ -124,6 +124,18 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
     resolved = {"dataset": config["data"]["name"]} | {flag: notes[flag] for flag in ("mode", "precision") if flag in notes}
     flags = train_flags.from_run(given, config["flags"], folder.path, resolved)
     return Start(flags, folder, saved if begun else None, notes, config)
+
+
+def _latest(folder: RunFolder) -> Path:
+    """The checkpoint that a run is continued from: the last one, or the best one where only that of the last epoch is there.
+
+    After an epoch the best one is saved first: a process that is killed in its first epoch between the two leaves that alone.
+    """
+    if not folder.last.exists() and folder.best.exists():
+        with suppress(checkpoint.CheckpointError):  # of which `checkpoint.load` of the last one tells
+            if checkpoint.load(folder.best)[1].get("epochs_done") == str(len(folder.rows())):
+                return folder.best
+    return folder.last
 
 
 def check(folder: RunFolder, config: Mapping[str, Any], saved: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:

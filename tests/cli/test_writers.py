@@ -16,6 +16,7 @@ from nbcnn.cli import train_run
 from nbcnn.files import lock
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST
+from nbcnn.train.trainer import Trainer
 
 
 @pytest.mark.parametrize("words", [["--resume"], ["--resume", "--epochs", "2"], [*TINY, "--out"]])
@@ -72,3 +73,30 @@ def test_features_name_the_checkpoint_that_they_were_made_from(copied, tmp_path,
     assert read_features(tmp_path / "f").origin.checkpoint_sha256 == loaded
     assert hashlib.sha256((copied / LAST).read_bytes()).hexdigest() != loaded
     assert (copied / BEST).exists()
+
+
+def test_a_run_that_was_killed_between_the_two_checkpoints_of_its_first_epoch_is_continued(tmp_path, monkeypatch, capsys):
+    words = [*TINY[:-1], "2", "--quiet", "--out"]
+    assert exits(train, [*words, tmp_path / "whole"]) == 0
+    real = Trainer._save
+
+    def save(self, tensors, path):
+        if path.name == LAST:
+            raise MemoryError("no room")
+        real(self, tensors, path)
+
+    monkeypatch.setattr(Trainer, "_save", save)
+    run = tmp_path / "run"
+    assert exits(train, [*words, run]) == 5
+    assert (run / BEST).exists()
+    assert not (run / LAST).exists()
+    monkeypatch.setattr(Trainer, "_save", real)
+    assert exits(train, ["--resume", run, "--quiet"]) == 0
+    found, wanted = (checkpoint.load(folder / LAST)[0] for folder in (run, tmp_path / "whole"))
+    assert {name: tensor.tobytes() for name, tensor in found.items()} == {name: tensor.tobytes() for name, tensor in wanted.items()}
+    # With more epochs behind the best one, nobody takes it for the last.
+    (run / LAST).unlink()
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*rows, rows[-1]]) + "\n")
+    assert exits(train, ["--resume", run, "--quiet"]) == 3
+    assert "there is no checkpoint" in capsys.readouterr().err
