@@ -16,6 +16,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from launches import watch_launches
 from scripts import TINY, exits, train
 
 from nbcnn.gpu import device as gpu_device
@@ -23,7 +24,7 @@ from nbcnn.plan.op import Op
 
 LONGEST = ("test_simulator.py", "test_first_command.py", "test_installed.py", "test_cache.py", "test_learning.py", "test_campaigns.py")
 """Files with tests of minutes."""
-SMALL_FAMILY = 6
+SMALL_FAMILY = 10
 """A test with so many cases or fewer is run with all of them by pytest alone, too."""
 NO_GPU = pytest.StashKey[str | None]()
 """Why kernels cannot run here, None where they can."""
@@ -72,6 +73,7 @@ def pytest_collection_modifyitems(config, items):
     every time, and .ci/full takes all: together they need half an hour of two cores.
     """
     config.stash[NO_GPU] = gpu_device.gpu_missing()  # tests play other drivers
+    watch_launches()
     for item in items:
         if not {"device", "gpu"}.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.gpu)

@@ -233,7 +233,9 @@ def _copied(function: Any, known: dict[str, Any], cells: tuple[CellType, ...], i
 
     code, by_name = rewrite.rewritten(function, is_kernel), dict(zip(function.__code__.co_freevars, cells, strict=True))
     known.update(names.BUILTINS | rewrite.RUNTIME)
-    return FunctionType(code, known, function.__name__, defaults, tuple(by_name[name] for name in code.co_freevars))
+    copy = FunctionType(code, known, function.__name__, defaults, tuple(by_name[name] for name in code.co_freevars))
+    copy.__qualname__ = function.__qualname__
+    return copy
 
 
 def _fill(known: dict[str, Any], cells: tuple[CellType, ...], function: Any) -> None:

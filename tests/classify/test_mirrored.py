@@ -226,8 +226,7 @@ def test_a_gpu_solves_the_same_ridge(gpu, count):
     close(host, found, count / 0.1 * 8 * EPS)
 
 
-# In the simulator it takes ten seconds of a core.
-@pytest.mark.parametrize("wgmma", [True, pytest.param(False, marks=[pytest.mark.full] if gpu_device.SIMULATOR else [])])
+@pytest.mark.parametrize("wgmma", [True, False])
 def test_kernel_values_of_a_gpu_are_those_of_the_cpu(device, wgmma):
     """All of a symmetric matrix and of another one: small in the simulator, which has no wgmma, larger on a GPU."""
     kernels = gpu_samples.Kernel(device)

@@ -216,7 +216,6 @@ def test_the_random_encoder_gets_the_images_that_the_trained_one_gets(copied, tm
     assert baselines._forgotten(origin, "cpu") is None
 
 
-@pytest.mark.full  # two minutes in the simulator
 @pytest.mark.parametrize("text", ["blur+sqrt+cw1+l2", "sqrt+std+l2"])
 def test_the_gpu_processes_as_the_reference(device, sets, text, monkeypatch):
     monkeypatch.setattr(process, "BLOCKS", 2)

@@ -7,6 +7,7 @@ whole commands, 50 minutes of a core there, run in ours alone.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from compiled import full
+from launches import LAUNCHES, read
 
 from nbcnn.gpu import device
 
@@ -36,44 +38,112 @@ FILES = (*BASIC, "test_parity.py")
 OF_NUMBA = ("test_compiler_door.py", "test_turns.py")
 """What descriptions become in Numba's simulator."""
 OF_OURS = ("test_batchnorm_cluster.py", "test_cluster.py", "test_conv_wgmma_swapped.py", "test_in_step.py", "test_planted_faults.py")
-FURTHER = (
-    "test_callers_arrays.py",
-    "test_conv_evonorm.py",
+CONVOLUTIONS = (
+    "test_conv1d.py",
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
+    "test_conv_mma.py",
     "test_conv_naive_tiled.py",
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
+    "test_conv_thin_mma_first.py",
+    "test_conv_wgmma.py",
     "test_conv_winograd.py",
+    "test_depthwise.py",
+    "test_epilogues.py",
+    "test_expanded.py",
+    "test_few_rows.py",
+    "test_gradient_sums.py",
+    "test_grouped.py",
+    "test_net.py",
+    "test_traffic.py",
+)
+OTHERS = (
+    "test_callers_arrays.py",
+    "test_conv_evonorm.py",
+    "test_declare.py",
+    "test_draw.py",
     "test_dwconv1d.py",
     "test_dwconv1d_layer.py",
     "test_elementwise.py",
     "test_evonorm_apply.py",
     "test_evonorm_held.py",
+    "test_feature_steps.py",
+    "test_further_updates.py",
     "test_gather.py",
-    "test_gpu_svm.py",
-    "test_hopper_ladder.py",
+    "test_group_layer.py",
     "test_inference.py",
+    "test_joining.py",
+    "test_kmeans.py",
     "test_losses.py",
-    "test_net.py",
+    "test_mirror.py",
+    "test_mirrored.py",
     "test_norms.py",
     "test_optim_ops.py",
+    "test_pool.py",
+    "test_processing.py",
+    "test_pwconv1d_direct.py",
+    "test_recompute.py",
     "test_resampling.py",
+    "test_ridge.py",
     "test_rows.py",
     "test_series_ops.py",
     "test_smo.py",
     "test_stored.py",
     "test_streaming.py",
     "test_svm.py",
-    "test_traffic.py",
+    "test_weighted_and_pairs.py",
+    "test_winners.py",
 )
-"""Kernels that test_parity.py runs, too, in more shapes, and the ladder for Hopper."""
+FURTHER = (*CONVOLUTIONS, *OTHERS, "test_gpu_svm.py", "test_hopper_ladder.py")
+"""Kernels that test_parity.py runs, too, in more shapes, those of no op, and the ladder for Hopper."""
 WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", "test_fusion_study.py", "test_s4convd.py", "test_study_times.py")
 """Commands and networks from end to end on simulated kernels: the kernels themselves have their cases in FILES."""
 
 
+PARTS = {"basic": BASIC, "parity": ("test_parity.py",), "convolutions": CONVOLUTIONS, "others": OTHERS}
+"""What pytest runs in our simulator, a process each."""
+LAUNCHED = json.loads(Path(__file__).with_name("launched.json").read_text())
+"""By part: the kernels that it launches and no part before it, as "module name"."""
+BEYOND = {
+    **dict.fromkeys(("correlate_kernel", "correlate_patches_kernel", "square_product_kernel"), "wgmma and TMA: its protocol is played"),
+    "nbcnn.ops.conv.wgmma.wgrad_kernel pixel_product_kernel": "wgmma and TMA: its protocol is played",
+    **dict.fromkeys(("conv_evonorm_wgmma_kernel", "gemm_wgmma_kernel", "gram_wgmma_kernel"), "wgmma and TMA: compiled alone"),
+    **dict.fromkeys(
+        ("im2col_kernel", "tma_kernel", "ring_kernel", "wgmma_kernel", "roles_kernel", "epilogue_kernel"), "a step of the ladder: compiled"
+    ),
+    **dict.fromkeys(("dwconv1d_boxes_kernel", "dwconv1d_bwd_boxes_kernel"), "TMA: compiled alone"),
+    **dict.fromkeys(("dwconv1d_segments_kernel", "dwconv1d_wgrad_segments_kernel"), "TMA: compiled alone"),
+}
+"""Kernels of instructions that no simulator has, by name, or by module and name where there are two, and what is tested of them without a GPU."""
+
+
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
-@pytest.mark.parametrize("files", [BASIC, ("test_parity.py",), *full(*(((file,),) for file in (*FURTHER, *WHOLE_COMMANDS)))], ids=" ".join)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_passes_in_the_simulator(part, pytestconfig, tmp_path):
+    """No race and nothing out of bounds in the first launches and the largest ones of every kernel; and every kernel of the list is launched."""
+    marked = pytestconfig.getoption("markexpr")
+    marked = f"gpu and ({marked})" if PARTS[part] in (CONVOLUTIONS, OTHERS) else marked
+    passes(PARTS[part], OURS, marked, {LAUNCHES: str(tmp_path / "launched")})
+    launched = read(tmp_path / "launched")
+    assert set(LAUNCHED[part]) - set(launched) == set(), "launched no longer: give them a case, or make launched.json anew"
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
+def test_every_kernel_is_launched_without_a_gpu():
+    """Every kernel of docs/kernels.md, which test_kernels_page.py holds against the code, is launched by a part, or by none for a reason."""
+    page = re.findall(r"^\| `(\w+)` \| `([^`]+)\.py` \|", (TESTS.parent / "docs" / "kernels.md").read_text(), re.M)
+    kernels = {f"{file.replace('/', '.')} {name}" for name, file in page}
+    assert len(kernels) == len(page) >= 259
+    launched = [f"{module} {name.rpartition('.')[2]}" for part in PARTS for module, name in map(str.split, LAUNCHED[part])]
+    assert len(launched) == len(set(launched))
+    beyond = {kernel for kernel in kernels if kernel in BEYOND or kernel.split()[1] in BEYOND}
+    assert set(launched) == kernels - beyond, "give it a case in the simulator, and launched.json a line"
+    assert len(beyond) == len(BEYOND)
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
+@pytest.mark.parametrize("files", full(*(((file,),) for file in (*FURTHER, *WHOLE_COMMANDS))), ids=" ".join)
 def test_files_pass_in_the_simulator(files, pytestconfig):
     # The same marks as here: a sample of the cases, or all.
     passes(files, OURS, pytestconfig.getoption("markexpr"))
@@ -86,12 +156,12 @@ def test_files_pass_in_numbas_simulator(files):
     passes(files, NUMBAS, "not full")
 
 
-def passes(files, simulator, marked):
+def passes(files, simulator, marked, environment=None):
     """Run the tests of files in a simulator, in one process; of each file some must pass and none fail."""
     paths = [path for file in files for path in TESTS.rglob(file)]
     assert len(paths) == len(files)
     command = [sys.executable, "-m", "pytest", "-q", "-rpfE", "-n", "0", "-p", "no:cacheprovider", "-m", marked, *map(str, paths)]
-    done = subprocess.run(command, cwd=TESTS.parent, env={**os.environ, simulator: "1"}, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=TESTS.parent, env={**os.environ, simulator: "1", **(environment or {})}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     passed = set(re.findall(r"^PASSED \S*?([^/\s]+\.py)::", done.stdout, re.M))
     assert passed == set(files)

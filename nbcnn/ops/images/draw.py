@@ -66,17 +66,16 @@ def normal_contrast_kernel(rows, count, width, pitch, norm):
     grid ⌈count/8⌉, block 256; owns: a warp a row; shared none; moves 16·width bytes a row, of which 8 come out of a cache; source: the definition.
     """
     lane, i = cuda.threadIdx.x & 31, cuda.blockIdx.x * ROWS + (cuda.threadIdx.x >> 5)
-    # All warps of a block add, those behind the last row the last one, which they do not write.
-    first = i8(min(i, count - 1)) * pitch
-    total, squares = 0.0, 0.0
-    for at in range(lane, width, WARP):
-        total += rows[first + at]
-    mean = warp_sum_everywhere(total) / width
-    for at in range(lane, width, WARP):
-        away = rows[first + at] - mean
-        squares += away * away
-    factor = 1.0 / math.sqrt(warp_sum_everywhere(squares) / (width - 1) + norm)
     if i < count:
+        first = i8(i) * pitch
+        total, squares = 0.0, 0.0
+        for at in range(lane, width, WARP):
+            total += rows[first + at]
+        mean = warp_sum_everywhere(total) / width
+        for at in range(lane, width, WARP):
+            away = rows[first + at] - mean
+            squares += away * away
+        factor = 1.0 / math.sqrt(warp_sum_everywhere(squares) / (width - 1) + norm)
         for at in range(lane, width, WARP):
             rows[first + at] = (rows[first + at] - mean) * factor
 

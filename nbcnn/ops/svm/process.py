@@ -248,16 +248,15 @@ def unit_rows_kernel(rows, places, mean, count, width, pitch):
     grid ⌈samples/8⌉, block 256; owns: a warp a row; shared none; moves 12·width bytes a row, of which 4 come out of a cache; source: the definition.
     """
     lane, r = cuda.threadIdx.x & 31, cuda.blockIdx.x * (THREADS // WARP) + (cuda.threadIdx.x >> 5)
-    # All warps of a block add, those behind the last row a row of another warp, which they do not write.
-    from_ = i8(places[min(r, count - 1)]) * pitch
-    total = f8(0)
-    for c in range(lane, width, WARP):
-        away = f8(rows[from_ + c] - mean[c])
-        total += away * away
-    factor = f4(f8(1) / max(math.sqrt(warp_sum_everywhere(total)), f8(SMALLEST)))
     if r < count:
+        first = i8(places[r]) * pitch
+        total = f8(0)
         for c in range(lane, width, WARP):
-            rows[from_ + c] = (rows[from_ + c] - mean[c]) * factor
+            away = f8(rows[first + c] - mean[c])
+            total += away * away
+        factor = f4(f8(1) / max(math.sqrt(warp_sum_everywhere(total)), f8(SMALLEST)))
+        for c in range(lane, width, WARP):
+            rows[first + c] = (rows[first + c] - mean[c]) * factor
 
 
 def launch_blur(rows: Any, places: Any, count: int, shape: tuple[int, int, int], pitch: int) -> Launch:

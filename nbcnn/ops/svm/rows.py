@@ -148,7 +148,8 @@ def isolate_kernel(k, n, real):
     if other < n:
         value = 1.0 if other == room else 0.0
         k[i8(room) * n + other] = value
-        k[i8(other) * n + room] = value
+        if other < real:  # the other columns are those of rows that have a block of their own
+            k[i8(other) * n + room] = 0.0
 
 
 @jit()

@@ -65,7 +65,7 @@ def check_parity(device, rng, op: str, c: ConvShape, tile: Tile | None, bias: bo
     ins = [rng.standard_normal(shape).astype(np.float32) for shape in in_shapes]
     attrs = {"stride": c.stride, "pad": c.pad}
     want = [np.full(shape, np.nan) for shape in out_shapes]
-    getattr(reference, op)(*(array.astype(np.float64) for array in ins), *want, **attrs)
+    getattr(reference, str(op))(*(array.astype(np.float64) for array in ins), *want, **attrs)
     outs = [(shape, "float32") for shape in out_shapes]
     got = run_op(OPS[op], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
     GK = c.gemm(str(op).removeprefix("conv_"))[2]

@@ -62,7 +62,7 @@ def assert_parity(op, shape, bias, rng, device, tile=None):
     attrs = {"stride": 1, "pad": shape.pad}
     got = run_op(OPS[op], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
     expected = [np.full(out, np.nan) for out, _ in outs]
-    getattr(reference, op)(*(a.astype(np.float64) for a in ins), *expected, **attrs)
+    getattr(reference, str(op))(*(a.astype(np.float64) for a in ins), *expected, **attrs)
     limit = 4 * EPS * np.sqrt(shape.gemm(PATH[op])[2])
     for result, answer in zip(got, expected, strict=True):
         assert np.linalg.norm(result - answer) <= limit * np.linalg.norm(answer)

@@ -21,11 +21,13 @@ from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.engine import IMAGE_OPS, implementations
 from nbcnn.ops.conv.wgmma.patch import KeepingTile, PatchTile
+from nbcnn.ops.conv.wgmma.split import launch_split
 from nbcnn.ops.conv.wgmma.tile import KINDS, Tile, fits
 from nbcnn.ops.kernel.call import Call, Impl
 from nbcnn.ops.kernel.case import Case
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape
+from nbcnn.plan.storage import decode
 
 SMALL = (
     ConvShape(2, 3, 4, 6, 5, 3, 3, 1, 1),
@@ -334,3 +336,14 @@ def test_products_of_64_channels_are_swapped(precision):
         tile = impl.tile(by_op[op], H200)
         assert tile.swapped == (precision == "bf16" or op != "conv_dgrad_relu"), op
     assert impl.tile(by_op["conv_fprop"], H200).turns == (2 if precision == "bf16" else 1)
+
+
+def test_three_planes_of_bfloat16_are_a_float32(device, rng):
+    count = 4 * 300  # of the second block some threads have nothing
+    values = rng.standard_normal(count).astype(np.float32)
+    x, planes = device.empty(count, "float32"), device.empty(3 * count, "uint16")
+    device.upload(x, values)
+    launch_split(x, planes, count).run(device.stream)
+    parts = decode(device.download(planes), "bfloat16").reshape(3, count).astype(np.float64)
+    assert (np.abs(parts[0] - values) <= 2.0**-8 * np.abs(values)).all()
+    assert (np.abs(parts.sum(0) - values) <= 2.0**-25 * np.abs(values)).all()

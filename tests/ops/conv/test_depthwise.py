@@ -36,7 +36,7 @@ def problem(op, n=2, c=4, size=(9, 5), window=(3, 3), stride=(1, 1), dilation=(1
 
 def wanted(op, ins, outs, attrs):
     wide = [((shape), "float64") for shape, _ in outs]
-    return run_op(host(getattr(grouped, op)), op, [each.astype(np.float64) for each in ins], wide, attrs=attrs, device=Host())
+    return run_op(host(getattr(grouped, str(op))), op, [each.astype(np.float64) for each in ins], wide, attrs=attrs, device=Host())
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

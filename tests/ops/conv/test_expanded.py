@@ -28,7 +28,7 @@ def engine(op):
     def bind(call):
         arrays = (call.ins[0], call.packed, *call.ins[2:])
         ins = [array.reshape(shape) for array, shape in zip(arrays, call.in_shapes, strict=True)]
-        return [HostCall(getattr(reference, op), (*ins, call.outs[0].reshape(call.out_shapes[0])), call.attrs)]
+        return [HostCall(getattr(reference, str(op)), (*ins, call.outs[0].reshape(call.out_shapes[0])), call.attrs)]
 
     return Impl(bind, pack=lambda call: np.arange(numel(call.in_shapes[1]), dtype=np.int32), packed="float64")
 
@@ -81,7 +81,7 @@ def test_the_engine_of_the_cuda_cores_lands_where_numpy_does(device, op):
     case = min((case for case in CASES if case.op == op and case.attrs["groups"] == 1), key=lambda case: sum(map(np.size, case.ins)))
     got = run_op(impls[op], op, case.ins, case.outs, attrs=case.attrs, device=device, layout="NHWC")
     wide = [(shape, "float64") for shape, _ in case.outs]
-    right = run_op(host(getattr(grouped, op)), op, [array.astype(np.float64) for array in case.ins], wide, attrs=case.attrs, device=Host())
+    right = run_op(host(getattr(grouped, str(op))), op, [array.astype(np.float64) for array in case.ins], wide, attrs=case.attrs, device=Host())
     for one, other in zip(got, right, strict=True):
         assert relative_error(one, other) <= parity_bound(case.terms, "fp32")
 

@@ -39,7 +39,7 @@ def run(request):
 
     def with_impl(op, ins, outs, **options):
         if request.param == "reference":
-            return run_op(host(getattr(gather, op)), op, ins, outs, device=Host(), **options)
+            return run_op(host(getattr(gather, str(op))), op, ins, outs, device=Host(), **options)
         impl = {"gather": gather.OPS["gather"], "gather_labels": gather.OPS["gather_labels"]}[op]
         layout = request.param.split()[0]
         return run_op(impl, op, ins, outs, device=request.getfixturevalue("device"), layout=layout, **options)

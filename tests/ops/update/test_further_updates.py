@@ -76,7 +76,7 @@ def test_the_kernels_of_the_new_forms_match_the_references(device, rng, op):
     attrs |= {"weight_decay": 0.1, "decayed": 6, "clip_value": 0.5}
     outs = [0, *range(2, 2 + moments), 3 + moments]
     got = run_op(module.OPS[op], op, ins, outs, device=device, attrs=attrs)
-    want = run_op(host(getattr(module, op)), op, ins, outs, device=Host(), attrs=attrs)
+    want = run_op(host(getattr(module, str(op))), op, ins, outs, device=Host(), attrs=attrs)
     for one, other in zip(got, want, strict=True):
         # At most ten roundings, each of a number below 8.
         np.testing.assert_allclose(one, other, rtol=10 * EPS, atol=40 * EPS)
