@@ -14,6 +14,7 @@ from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.optim import SGD
 from nbcnn.nn.params import ParameterError
+from nbcnn.ops.norms import reference
 from nbcnn.plan.graph import ShapeError
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
@@ -153,3 +154,25 @@ def test_values_whose_squares_leave_float32_make_no_finite_number(norm, mode):
         plain, large, beyond = (net.predict(np.float32(size) * x) for size in (1, 1e16, 1e21))
     np.testing.assert_allclose(large, plain, atol=1e-4)
     assert not np.isfinite(beyond).any()
+
+
+@pytest.mark.parametrize("norm", [nbcnn.EvoNormS0(groups=2), nbcnn.EvoNormB0()], ids=str)
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("tiled", marks=pytest.mark.gpu)])
+def test_evonorms_of_values_whose_squares_leave_float32_make_no_finite_number(norm, mode):
+    """Divided by an infinite deviation they became the bias."""
+    if mode != "cpu" and gpu_device.gpu_missing():
+        pytest.skip("no GPU")
+    x = np.random.default_rng(3).standard_normal((2, 4, 3, 3)).astype(np.float32)
+    net = Net([norm], (4, 3, 3), mode=mode)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert np.isfinite(net.predict(np.float32(1e16) * x)).all()
+        assert not np.isfinite(net.predict(np.float32(1e21) * x)).any()
+
+
+def test_statistics_of_a_batch_whose_squares_leave_float32_are_no_numbers():
+    x = np.float32(1e21) * np.random.default_rng(3).standard_normal((2, 4, 3, 3)).astype(np.float32)
+    one = np.ones(4, np.float32)
+    y, shift, std, batch_shift, batch_std, running = (np.zeros(shape, np.float32) for shape in (x.shape, 8, 8, 4, 4, 4))
+    with np.errstate(over="ignore", invalid="ignore"):
+        reference.evonorm_b0_fprop(x, one, one, one, one, y, shift, std, batch_shift, batch_std, running, eps=1e-5, momentum=0.1)
+    assert not any(np.isfinite(each).any() for each in (y, std, batch_std, running))

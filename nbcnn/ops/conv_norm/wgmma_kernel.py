@@ -17,7 +17,6 @@ What the kernel then writes is its `epilogue`:
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -31,6 +30,7 @@ from nbcnn.ops.conv_norm.wgmma_epilogue import channel_numbers, merge, merged_la
 from nbcnn.ops.conv_norm.wgmma_form import FILTER_BYTES, FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.kernel.loops import quotient, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
+from nbcnn.ops.norms.plane import deviation_of
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
@@ -265,7 +265,7 @@ def conv_norm_kernel(form: Form) -> Any:
                         at_ = group * GROUP_MOMENTS + lead + i
                         n, mean, squares = merge(n, mean, squares, each, moments[at_ + FILTERS], moments[at_ + 2 * FILTERS])
                     # Rounding may leave less than 0; not max, which drops a NaN.
-                    s_ = math.sqrt((0.0 if squares < 0.0 else squares) / n + eps)
+                    s_ = deviation_of((0.0 if squares < 0.0 else squares) / n + eps)
                     scales[group * FILTERS + in_group] = s_
                     if KEEPS and part == 0 and in_group == lead:
                         to = image * quotient(K, GROUP) + quotient(k0 + lead, GROUP)

@@ -7,7 +7,6 @@ of the first and last of each take a slab of one image (plane.py); of large batc
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -22,7 +21,7 @@ from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.norms import b0_apply, b0_held, b0_held_grads, traffic
 from nbcnn.ops.norms.b0_batch import by_every_block
 from nbcnn.ops.norms.held import Held, slabs_of
-from nbcnn.ops.norms.plane import Slab, column_sum, plane_position, slab_of, steps
+from nbcnn.ops.norms.plane import Slab, column_sum, deviation_of, not_negative, plane_position, slab_of, steps
 from nbcnn.ops.norms.rows import launch_rows
 from nbcnn.ops.ptx.fast import larger
 from nbcnn.plan.op import Op
@@ -61,7 +60,7 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
         total = in_column(values, total)
         if c < C and row == 0:
             shift[n * C + c] = offset
-            std[n * C + c] = math.sqrt(total / HW + eps)
+            std[n * C + c] = deviation_of(total / HW + eps)
 
     return evonorm_b0_planes_kernel
 
@@ -89,7 +88,7 @@ def over_images(kind: str, threads: int) -> Any:
         for n in range(tid, N, THREADS):
             away = load(x, n * C * HW + c * step_c) - lead + shift[n * C + c] - offset
             s = std[n * C + c]
-            total += max(s * s - eps, 0.0) + away * away
+            total += not_negative(s * s - eps) + away * away
         return offset, in_block(values, total) / N
 
     return moments
@@ -111,7 +110,7 @@ def channels_kernel(kind: str, threads: int) -> Any:
         offset, variance = moments(values, x, shift, std, c, N, C, HW, step_c, eps)
         if cuda.threadIdx.x == 0:
             batch_shift[c] = offset
-            batch_std[c] = math.sqrt(variance + eps)
+            batch_std[c] = deviation_of(variance + eps)
             m = f4(N) * HW
             running[c] = (1.0 - momentum) * running[c] + momentum * variance * (m / max(m - 1.0, 1.0))
 
@@ -135,7 +134,7 @@ def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
         if c < C:
             factor, plus, slope, own, least = gamma[c], beta[c], v[c], std[n * C + c], batch[c]
             if infer:
-                least = math.sqrt(least + eps)
+                least = deviation_of(least + eps)
             start = n * C * HW + c * step_c
             for p in range(row, HW, ROWS):
                 at = start + p * step_p

@@ -6,7 +6,6 @@ without a launch in between that makes the batch's statistics once, at the price
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -16,6 +15,7 @@ from nbcnn.ops.kernel.call import Shape
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms.held import Held
+from nbcnn.ops.norms.plane import deviation_of, not_negative
 from nbcnn.ops.ptx.grid import receive
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 
@@ -53,7 +53,7 @@ def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: boo
     def of_memory(x, shift, std, messages, sequence, origin, n, c, at, N, C, eps):
         plane = n * C + c
         s = std[plane]
-        return load(x, at) - origin + shift[plane], max(s * s - eps, 0.0)
+        return load(x, at) - origin + shift[plane], not_negative(s * s - eps)
 
     plane = of_message if sent else of_memory
 
@@ -77,7 +77,7 @@ def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: boo
             away = centre - mean
             variance = divide(warp_sum_everywhere(squares + count * away * away), f4(N))
             if lane == 0 and at < CHANNELS:
-                deviation = math.sqrt(variance + eps)
+                deviation = deviation_of(variance + eps)
                 leasts[at] = deviation
                 if image_group == 0:
                     batch_shift[its], batch_std[its] = mean, deviation

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -31,6 +30,7 @@ from nbcnn.ops.norms.held import (
     spread_of,
     thread_group_of,
 )
+from nbcnn.ops.norms.plane import deviation_of
 from nbcnn.ops.ptx.fast import larger, reciprocal
 from nbcnn.ops.ptx.grid import send
 from nbcnn.ops.ptx.shuffle import WARP
@@ -77,7 +77,7 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
             if KNOWN:
                 least = batch_std[at_channel]
             if INFER:
-                least = math.sqrt(running[at_channel] + eps)
+                least = deviation_of(running[at_channel] + eps)
         if STATISTICS:
             lead = load(x, n * C * HW + lead_at)
             mean, variance = spread(kept, values, lead, rank, HW)
@@ -88,7 +88,7 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 mean, variance = join(kept, image * CHANNELS + channel, f4(HW))
             if ALL and rank == 0:
                 send(messages, own * N + n, sequence, lead - origin + mean, variance)
-            s = math.sqrt(variance + eps)
+            s = deviation_of(variance + eps)
             if rank == 0 and not INFER:
                 shift[at_plane], std[at_plane] = mean, s
         if BATCH:

@@ -18,7 +18,6 @@ The kernels are b0.py's for any shape: two passes over x and one more for y.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -31,6 +30,7 @@ from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, size
 from nbcnn.ops.norms.b0 import CHANNEL_THREADS, PARTIALS, apply_kernel, dgrad_kernel, extents_of, over_images, planes_kernel, sums_kernel
+from nbcnn.ops.norms.plane import deviation_of
 from nbcnn.ops.norms.rows import launch_rows
 from nbcnn.plan.op import Op
 
@@ -90,7 +90,7 @@ def join_kernel(kind: str) -> Any:
                 variance += parts[row] * (parts[row + 3 * C] + away * away)
             variance = variance / images
             batch_shift[c] = mean + (lead - load(x, c * step_c))
-            batch_std[c] = math.sqrt(variance + eps)
+            batch_std[c] = deviation_of(variance + eps)
             m = images * HW
             running[c] = (1.0 - momentum) * running[c] + momentum * variance * (m / max(m - 1.0, 1.0))
 

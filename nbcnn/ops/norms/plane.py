@@ -39,6 +39,18 @@ def rstd_of(raised):
     return 1.0 / math.sqrt(raised) + 0.0 * raised
 
 
+def deviation(raised: np.ndarray) -> np.ndarray:
+    """√(variance + eps), NaN for an infinite one: what is divided by infinity would be 0, and the bias be the result."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.sqrt(raised) + 0 * raised)
+
+
+@jit(device=True)
+def deviation_of(raised):
+    """`deviation` of one number."""
+    return math.sqrt(raised) + 0.0 * raised
+
+
 @jit(device=True)
 def not_negative(value):
     """max(value, 0), but NaN stays NaN: squares that leave float32 must not look like none."""

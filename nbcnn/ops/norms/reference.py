@@ -24,6 +24,7 @@ import numpy as np
 
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.ops.norms.plane import deviation
 from nbcnn.plan.op import Op
 
 Array = np.ndarray
@@ -33,7 +34,7 @@ def evonorm_s0_fprop(x: Array, gamma: Array, beta: Array, v: Array, y: Array, sh
     """y = γ·x·σ(v·x)/s + β, and the statistics shift, std (N·groups) that the gradients want."""
     centred, offset = _centred(_grouped(x, groups))
     shift[...] = offset.reshape(-1)
-    std[...] = np.sqrt(np.square(centred).mean(2) + eps).reshape(-1)
+    std[...] = deviation(np.square(centred).mean(2) + eps).reshape(-1)
     sigma, _ = _sigmoid(_wide(v) * x)
     y[...] = _wide(gamma) * x * sigma / _spread(std, x) + _wide(beta)
 
@@ -63,12 +64,12 @@ def evonorm_b0_fprop(
     """
     centred, offset = _centred(x.reshape(*x.shape[:2], -1))
     shift[...] = offset.reshape(-1)
-    std[...] = np.sqrt(np.square(centred).mean(2) + eps).reshape(-1)
+    std[...] = deviation(np.square(centred).mean(2) + eps).reshape(-1)
     channels = x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
     centred, offset = _centred(channels)
     variance, m = np.square(centred).mean(1), channels.shape[1]
     batch_shift[...] = offset[:, 0]
-    batch_std[...] = np.sqrt(variance + eps)
+    batch_std[...] = deviation(variance + eps)
     running_out[...] = (1 - momentum) * running + momentum * variance * (m / max(m - 1, 1))
     _normalise(x, gamma, beta, v, std, batch_std, y)
 
@@ -76,14 +77,14 @@ def evonorm_b0_fprop(
 def evonorm_b0_infer(x: Array, gamma: Array, beta: Array, v: Array, running: Array, y: Array, *, eps: float) -> None:
     """y = γ·x/d + β with the running variance instead of the batch's; an image's own stays its own."""
     centred, _ = _centred(x.reshape(*x.shape[:2], -1))
-    _normalise(x, gamma, beta, v, np.sqrt(np.square(centred).mean(2) + eps), np.sqrt(running + eps), y)
+    _normalise(x, gamma, beta, v, deviation(np.square(centred).mean(2) + eps), deviation(running + eps), y)
 
 
 def evonorm_b0_statistics(x: Array, shift: Array, std: Array, parts: Array, *, eps: float, ranks: int, rank: int, images: int) -> None:
     """Statistics of planes (N·C); of this rank's part of the batch in its row of parts (ranks,4,C), 0 in the others (b0_ranks.py)."""
     centred, offset = _centred(x.reshape(*x.shape[:2], -1))
     shift[...] = offset.reshape(-1)
-    std[...] = np.sqrt(np.square(centred).mean(2) + eps).reshape(-1)
+    std[...] = deviation(np.square(centred).mean(2) + eps).reshape(-1)
     channels = x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
     centred, offset = _centred(channels)
     rows = parts.reshape(ranks, 4, -1)
@@ -102,7 +103,7 @@ def evonorm_b0_together(
     mean = (images * means).sum(0) / count
     variance, m = (images * (own + np.square(means - mean))).sum(0) / count, count * (x.shape[2] * x.shape[3])
     batch_shift[...] = mean + (first[0] - x[0, :, 0, 0])
-    batch_std[...] = np.sqrt(variance + eps)
+    batch_std[...] = deviation(variance + eps)
     running_out[...] = (1 - momentum) * running + momentum * variance * (m / np.maximum(m - 1, 1))
     _normalise(x, gamma, beta, v, std, batch_std, y)
 

@@ -5,7 +5,6 @@ A block has whole groups of one image, so one kernel has statistics, result and 
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -18,7 +17,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.norms import s0_held, traffic
 from nbcnn.ops.norms.held import Held, slabs_of
-from nbcnn.ops.norms.plane import Slab, column_sum, group_sum, slab_of, slab_position, steps
+from nbcnn.ops.norms.plane import Slab, column_sum, deviation_of, group_sum, slab_of, slab_position, steps
 from nbcnn.ops.norms.rows import launch_rows
 from nbcnn.ops.norms.sigmoid import both_sides
 from nbcnn.plan.op import Op
@@ -57,7 +56,7 @@ def fprop_kernel(kind: str, slab: Slab) -> Any:
             for p in range(row, HW, ROWS):
                 centred = load(x, start + (first + c) * step_c + p * step_p) - lead - offset
                 total += centred * centred
-        s = math.sqrt(in_group(values, in_column(values, total)) / count + eps)
+        s = deviation_of(in_group(values, in_column(values, total)) / count + eps)
         groups = C // GROUP
         if working and row == 0 and column == mine * GROUP:
             at = n * groups + first // GROUP + mine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms.held import Held, adding, frozen, joined, reaching, spread_of, thread_group_of, total_of
+from nbcnn.ops.norms.plane import deviation_of
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
 from nbcnn.ops.ptx.grid import arrive, fresh
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
@@ -52,7 +52,7 @@ def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         spread(kept, values, lead, rank, HW)
         cuda.syncthreads()
         mean, variance = join(kept, of, f4(GROUP) * HW)
-        s = math.sqrt(variance + eps)
+        s = deviation_of(variance + eps)
         if rank == 0 and channel == of * GROUP:
             at = n * (C // GROUP) + first // GROUP + of
             shift[at], std[at] = mean, s
