@@ -153,13 +153,14 @@ class Form:
     shape          (C, H, W) or (F,), as the network takes it.
     channels_last  the caller's images are (H, W, C).
     scale          (low, high) of floats, None for whole numbers from 0 to 255.
+    known          whether the first data said so: an imported network takes floats as they are, of a range that its file does not tell.
 
     Bytes come as they are, and the network sees value/255. Floats, and integers beyond a byte, become float32 (x − low)/(high − low), where low
     and high are 0 and 1 if the first data lie between them, else their least and greatest value; later data may lie outside of them.
 
     `take(x)` makes uint8 or float32 (N, *shape) of what the caller has. Raises UsageError for examples of another form, and warns (UserWarning) of
     values that lie outside of the first data's range by more than its width: bytes for a network of standardised floats, floats up to 255 for one
-    of bytes.
+    of bytes. Where the range is not known, nothing is warned of.
 
     Example:
         >>> import numpy as np, nbcnn
@@ -170,6 +171,18 @@ class Form:
     shape: tuple[int, ...]
     channels_last: bool = False
     scale: tuple[float, float] | None = None
+    known: bool = True
+
+    @classmethod
+    def noted(cls, shape: tuple[int, ...], channels_last: bool, scale: Sequence[float] | None) -> Form:
+        """The form that a file tells of; `scale` as `note` has it."""
+        if scale is not None and not len(scale):
+            return cls(shape, channels_last, (0.0, 1.0), known=False)
+        return cls(shape, channels_last, (float(scale[0]), float(scale[1])) if scale is not None else None)
+
+    def note(self) -> list[float] | None:
+        """`scale` for a file; empty where it is not known."""
+        return [] if not self.known else list(self.scale) if self.scale else None
 
     def take(self, x: Any, channels_last: bool | None = None, name: str = "examples") -> np.ndarray:
         """`x`, examples or a single one, as uint8 or float32 (N, *shape); no examples are taken too. Raises UsageError for another form."""
@@ -184,6 +197,8 @@ class Form:
 
     def words(self) -> str:
         """The range of the first data, and how the network sees it."""
+        if not self.known:
+            return "floats as they are"
         if self.scale is None:
             return "bytes, of which 255 is 1"
         low, high = self.scale
@@ -191,6 +206,8 @@ class Form:
 
     def _warn(self, x: np.ndarray, name: str) -> None:
         """Say so where values of `x` are of another scale than the first data's."""
+        if not self.known:
+            return
         if self.scale in (None, (0.0, 1.0)) and (x.dtype.kind == "b" or x.dtype == np.uint8):
             return  # a byte of 255 is 1
         low, high = self.scale or ((0.0, 1.0) if x.dtype.kind == "f" else (0.0, 255.0))

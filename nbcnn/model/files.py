@@ -82,10 +82,9 @@ def note(model: Model) -> str:
     # Files of networks without frozen parameters stay what they were.
     more |= {"frozen": frozen} if (frozen := model.frozen()) else {}
     if isinstance(form, Forms):
-        forms = [{"scale": list(part.scale) if part.scale else None, "channels_last": part.channels_last} for part in form.parts]
+        forms = [{"scale": part.note(), "channels_last": part.channels_last} for part in form.parts]
         return description.dumps(net.layers, net.input_shape, precision=net.precision, **more, forms=forms)
-    scale = list(form.scale) if form.scale else None
-    return description.dumps(net.layers, net.input_shape, precision=net.precision, channels_last=form.channels_last, **more, scale=scale)
+    return description.dumps(net.layers, net.input_shape, precision=net.precision, channels_last=form.channels_last, **more, scale=form.note())
 
 
 def _form(about: Mapping[str, Any]) -> Form | Forms:
@@ -95,7 +94,7 @@ def _form(about: Mapping[str, Any]) -> Form | Forms:
         scale = told.get("scale")
         if scale and not (len(scale) == 2 and scale[0] < scale[1] and all(abs(end) < FLOAT32 for end in scale)):
             raise DescriptionError(f"the scale of the examples is {quoted(scale)}, and must be two ascending numbers within float32")
-        return Form(shape, bool(told.get("channels_last")), tuple(scale) if scale else None)
+        return Form.noted(shape, bool(told.get("channels_last")), scale)
 
     layers = about["layers"]
     if not isinstance(layers, Graph) or len(layers.inputs) == 1:

@@ -75,7 +75,7 @@ def _notes(model: Any) -> dict[str, str]:
     net = model.net
     form = model.form or Form(net.input_shape)
     forms = form.parts if isinstance(form, Forms) else (form,)
-    made: dict[str, Any] = {"forms": [{"scale": list(each.scale) if each.scale else None, "channels_last": each.channels_last} for each in forms]}
+    made: dict[str, Any] = {"forms": [{"scale": each.note(), "channels_last": each.channels_last} for each in forms]}
     if model.classes:
         made["classes"] = list(model.classes)
     if net.has_loss:
@@ -91,6 +91,8 @@ def _input_words(forms: Sequence[Form]) -> str:
     """What the inputs of the file are, for people who feed them: floats, which the network scales itself of `Model.predict` alone."""
 
     def one(form: Form) -> str:
+        if not form.known:
+            return form.words()
         if form.scale in (None, (0.0, 1.0)):
             return f"floats from 0 to 1{', bytes divided by 255' if form.scale is None else ''}"
         low, high = form.scale

@@ -112,7 +112,7 @@ def _restored(file: File, loss: Any, mode: str, precision: str | None) -> Import
 
 def _learn(model: Model, notes: Mapping[str, Any], shapes: Sequence[Dims]) -> None:
     """Let a model take examples of the noted forms, or floats as they are."""
-    forms = notes.get("forms") or [Form(shape, scale=(0.0, 1.0)) for shape in shapes]
+    forms = notes.get("forms") or [Form.noted(shape, False, []) for shape in shapes]
     known = [replace(each, shape=shape) for each, shape in zip(forms, shapes, strict=True)]
     model.learn(known[0] if len(known) == 1 else Forms(tuple(known)))
 
@@ -127,10 +127,7 @@ def _notes(file: File, inputs: int) -> dict[str, Any]:
                 made[key] = document.parse(said[key], f"nbcnn.{key}")
                 document.fits(made[key], form, f"nbcnn.{key}")
         if "forms" in made:
-            made["forms"] = [
-                Form((), bool(each["channels_last"]), None if each["scale"] is None else (float(each["scale"][0]), float(each["scale"][1])))
-                for each in made["forms"]
-            ]
+            made["forms"] = [Form.noted((), bool(each["channels_last"]), each["scale"]) for each in made["forms"]]
             if len(made["forms"]) != inputs:
                 raise OnnxError(f"{file.name}: the note nbcnn.forms is of {len(made['forms'])} inputs, and there are {inputs}")
         if "loss" in said:
