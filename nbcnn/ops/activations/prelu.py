@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit, types
+from nbcnn.ops.kernel.by_channel import launch_by_channel
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import quotient
-from nbcnn.ops.kernel.maps import launch_map, supports
+from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.reduce import THREADS, block_sum, f8
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
@@ -61,28 +62,13 @@ def prelu_wgrad(dy: np.ndarray, x: np.ndarray, da: np.ndarray) -> None:
 
 
 @jit(device=True)
-def _settings(slopes, state, norm, numbers):
-    return slopes, numbers[0], numbers[1]
+def _prelu(x, a):
+    return x if x > 0.0 else x * a
 
 
 @jit(device=True)
-def _slope(i, settings):
-    """The slope of element i."""
-    slopes, channels, inner = settings
-    rest = quotient(i, inner)
-    return slopes[rest - quotient(rest, channels) * channels]
-
-
-@jit(device=True)
-def _prelu(i, elements, settings):
-    x = elements[0]
-    return x if x > 0.0 else x * _slope(i, settings)
-
-
-@jit(device=True)
-def _prelu_gradient(i, elements, settings):
-    dy, x = elements
-    return dy if x > 0.0 else dy * _slope(i, settings)
+def _prelu_gradient(dy, x, a):
+    return dy if x > 0.0 else dy * a
 
 
 @functools.cache
@@ -189,23 +175,14 @@ def scratch_wgrad(call: Call) -> int:
     return 8 * channels * _slabs(outer, channels, inner)
 
 
-def _numbers(call: Call, at: int) -> tuple[np.int32, np.int32, np.int32]:
-    _, channels, inner = extents(call.in_shapes[0], call.layout, numel(call.in_shapes[at]))
-    return np.int32(numel(call.in_shapes[0])), np.int32(channels), np.int32(inner)
-
-
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch."""
-    *_, slopes = call.ins
-    how: dict[str, Any] = {"reads": 1, "prelude": _settings, "indexed": True, "arrays": (slopes,)}
-    return launch_map("prelu_fprop_kernel", _prelu, call, *_numbers(call, 1)[1:], **how)
+    return launch_by_channel("prelu_fprop_kernel", _prelu, call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch."""
-    *_, slopes = call.ins
-    how: dict[str, Any] = {"reads": 2, "prelude": _settings, "indexed": True, "arrays": (slopes,)}
-    return launch_map("prelu_dgrad_kernel", _prelu_gradient, call, *_numbers(call, 2)[1:], **how)
+    return launch_by_channel("prelu_dgrad_kernel", _prelu_gradient, call)
 
 
 def bind_wgrad(call: Call) -> list[Launch]:

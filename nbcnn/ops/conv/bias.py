@@ -14,19 +14,15 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.by_channel import launch_by_channel
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.loops import quotient, within
 from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.reduce import group_reduction, plus
 from nbcnn.ops.kernel.share import IN_FLIGHT, Share, lanes_io, place_of, rows_sum, shared_call
-from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size, streamed
-from nbcnn.ops.kernel.windows import lanes_of, planes
 from nbcnn.plan.op import Op
-from nbcnn.plan.shapes import numel
 
-THREADS = 256
 TOTAL_THREADS = 8 if SIMULATOR else 256
 """Threads of a block that adds the sums of one channel."""
 
@@ -41,38 +37,14 @@ def bias_wgrad(dy: np.ndarray, db: np.ndarray) -> None:
     np.sum(dy, axis=(0, 2, 3), out=db)
 
 
-@cache
-def bias_kernel(kind: str, nhwc: bool, four: bool) -> Any:
-    """The kernel of y = x + b by channel; x and y are stored as `kind`."""
-    load, store = vector_io(kind) if four else scalar_io(kind)
-
-    @jit()
-    def bias_kernel(x, b, y, count, C, plane):
-        """y[i] = x[i] + b[c], c the channel of element i.
-
-        grid ⌈count / block's elements⌉, block 256; a thread owns four channels of a pixel (NHWC, C a multiple of four), else one element.
-        shared none; moves every element of x and of y once.
-        """
-        i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * (4 if four else 1)
-        if within(i, count):
-            row = quotient(i, C if nhwc else plane)
-            if four:
-                c = i - row * C
-                p, q, r, s = load(x, i)
-                store(y, i, p + b[c], q + b[c + 1], r + b[c + 2], s + b[c + 3])
-            else:
-                c = i - row * C if nhwc else row - quotient(row, C) * C
-                store(y, i, load(x, i) + b[c])
-
-    return bias_kernel
+@jit(device=True)
+def _sum(x, b):
+    return x + b
 
 
 def bind_fprop(call: Call) -> list[Launch]:
     """x, b -> y. One launch."""
-    (_, c, h, w), count = call.out_shapes[0], numel(call.out_shapes[0])
-    nhwc, four = call.layout == "NHWC", lanes_of(planes(call.out_shapes[0], call.layout)[1]) == 4
-    args = (*call.ins, *call.outs, *(np.int32(n) for n in (count, c, h * w)))
-    return [Launch(bias_kernel(kinds(call)[0], nhwc, four), blocks(count, 4 * THREADS if four else THREADS), THREADS, args)]
+    return launch_by_channel("bias_kernel", _sum, call)
 
 
 @cache

@@ -25,18 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i8, jit
+from nbcnn.gpu.language import i8, jit
 from nbcnn.ops.kernel import maps
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
-from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.update.advance import POSITION, example_state
 from nbcnn.ops.update.random import chosen, element_words, factor, threshold, words_of
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
-THREADS = 256
 BITS = 9
 """Bits of a word that u and v do without: 23 bits and a half are exact in float32."""
 UNIT = 2.0**-23
@@ -60,77 +59,64 @@ def mask_squares(x: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndar
     np.copyto(y, np.where(kept, x * factor(share), 0))
 
 
-@cache
-def noise_kernel(source: str, target: str, channels_last: bool) -> Any:
-    """The kernel for a tensor stored as `source`, into one stored as `target`."""
-    (load, _), (_, store) = scalar_io(source), scalar_io(target)
-
-    @jit()
-    def noise_kernel(x, order, state, y, count, sigma, stream, volume, C, plane):
-        """y[i] = x[i] + sigma·√(−2 ln u)·cos 2πv.
-
-        grid ⌈count/256⌉, block 256; owns: a thread one element; shared none; moves every element in and out once; source: Box and Muller.
-        """
-        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if i < count:
-            n = i // volume
-            e = i - n * volume
-            # The number belongs to the element, wherever a layout stores it.
-            logical = e % C * plane + e // C if channels_last else e
-            a, b, _, _ = element_words(order[state[POSITION] + i8(n)], logical, stream, state)
-            u = ((a >> BITS) + 0.5) * UNIT
-            v = ((b >> BITS) + 0.5) * UNIT
-            store(y, i, load(x, i) + sigma * (math.sqrt(-2.0 * math.log(u)) * math.cos(TURN * v)))
-
-    return noise_kernel
+@jit(device=True)
+def _settings(order, state, norm, numbers):
+    return order, state, numbers
 
 
 @cache
-def mask_kernel(source: str, target: str, channels_last: bool, edge: int) -> Any:
-    """The kernel for images stored as `source`, into images stored as `target`; `edge` is the side of a square."""
-    (load, _), (_, store) = scalar_io(source), scalar_io(target)
+def _noisy(channels_last: bool) -> Any:
+    @jit(device=True)
+    def noisy(i, elements, settings, common):
+        """x + sigma·√(−2 ln u)·cos 2πv."""
+        order, state, (sigma, stream, volume, C, plane, _, _, _) = settings
+        n, e = split(i, volume)
+        # The number belongs to the element, wherever a layout stores it.
+        logical = e % C * plane + e // C if channels_last else e
+        a, b, _, _ = element_words(order[state[POSITION] + i8(n)], logical, stream, state)
+        u = ((a >> BITS) + 0.5) * UNIT
+        v = ((b >> BITS) + 0.5) * UNIT
+        return elements[0] + sigma * (math.sqrt(-2.0 * math.log(u)) * math.cos(TURN * v))
 
-    @jit()
-    def mask_kernel(x, order, state, y, count, least, scale, stream, volume, C, W, across, plane):
-        """y[i] = x[i]·scale where the word of its square is at least `least`, else 0.
+    return noisy
 
-        grid ⌈count/256⌉, block 256; owns: a thread one element; shared none; moves every element in and out once; source: the definition.
-        """
-        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if i < count:
-            n = i // volume
-            e = i - n * volume
-            pixel = e // C if channels_last else e % plane
-            square = pixel // W // edge * across + pixel % W // edge
-            word, _, _, _ = element_words(order[state[POSITION] + i8(n)], square, stream, state)
-            value = 0.0
-            if word >= least:
-                value = load(x, i) * scale
-            store(y, i, value)
 
-    return mask_kernel
+@cache
+def _masked(channels_last: bool, edge: int) -> Any:
+    @jit(device=True)
+    def masked(i, elements, settings, common):
+        """x·scale where the word of its square is at least `least`, else 0."""
+        order, state, (least, scale, stream, volume, C, W, across, plane) = settings
+        n, e = split(i, volume)
+        pixel = e // C if channels_last else e % plane
+        square = pixel // W // edge * across + pixel % W // edge
+        word, _, _, _ = element_words(order[state[POSITION] + i8(n)], square, stream, state)
+        return elements[0] * scale if word >= least else 0.0
+
+    return masked
+
+
+def _launch(name: str, function: Any, call: Call, *numbers: Any) -> list[Launch]:
+    """One launch. A thread has one element: four random numbers under way would take 36 registers in place of 26."""
+    how: dict[str, Any] = {"reads": 1, "prelude": _settings, "arrays": call.ins[1:]}
+    return maps.launch_map(name, function, call, *numbers, indexed=True, single=True, **how)
 
 
 def bind_noise(call: Call) -> list[Launch]:
     """One launch."""
-    x, order, state = call.ins
     shape = call.in_shapes[0]
-    C, last = shape[1] if len(shape) > 1 else 1, call.layout == "NHWC" and len(shape) == 4
-    kernel = noise_kernel(*kinds(call), last)
-    volume, stream = numel(shape[1:]), np.uint32(call.attrs["stream"])
-    sizes = (np.int32(numel(shape)), np.float32(call.attrs["sigma"]), stream, np.int32(volume), np.int32(C), np.int32(volume // C))
-    return [Launch(kernel, blocks(numel(shape), THREADS), THREADS, (x, order, state, call.outs[0], *sizes))]
+    C, volume, last = shape[1] if len(shape) > 1 else 1, numel(shape[1:]), call.layout == "NHWC" and len(shape) == 4
+    drawn = (np.float32(call.attrs["sigma"]), np.uint32(call.attrs["stream"]))
+    return _launch("noise_kernel", _noisy(last), call, *drawn, *map(np.int32, (volume, C, volume // C)))
 
 
 def bind_mask(call: Call) -> list[Launch]:
     """One launch."""
-    x, order, state = call.ins
-    N, C, H, W = call.in_shapes[0]
-    edge, share, stream = int(call.attrs["size"]), float(call.attrs["share"]), np.uint32(call.attrs["stream"])
-    kernel = mask_kernel(*kinds(call), call.layout == "NHWC", edge)
-    drawn = (np.int32(N * C * H * W), np.uint32(threshold(share)), factor(share), stream)
-    extents = (np.int32(extent) for extent in (C * H * W, C, W, -(-W // edge), H * W))
-    return [Launch(kernel, blocks(N * C * H * W, THREADS), THREADS, (x, order, state, call.outs[0], *drawn, *extents))]
+    _, C, H, W = call.in_shapes[0]
+    edge, share = int(call.attrs["size"]), float(call.attrs["share"])
+    drawn = (np.uint32(threshold(share)), factor(share), np.uint32(call.attrs["stream"]))
+    extents = map(np.int32, (C * H * W, C, W, -(-W // edge), H * W))
+    return _launch("mask_kernel", _masked(call.layout == "NHWC", edge), call, *drawn, *extents)
 
 
 def traffic(call: Call) -> list[Traffic]:

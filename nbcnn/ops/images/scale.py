@@ -17,19 +17,18 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.by_channel import launch_by_channel
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two
 from nbcnn.ops.kernel.maps import supports
-from nbcnn.ops.kernel.stored import kinds, scalar_io
+from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
-from nbcnn.ops.kernel.windows import lane_io, lanes_of, planes, split
+from nbcnn.ops.kernel.windows import lane_io, lanes_of, planes
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
-VECTORS = 2
-"""Groups of elements that a thread loads before it stores any."""
 
 
 def scale(x: np.ndarray, f: np.ndarray, y: np.ndarray) -> None:
@@ -42,46 +41,9 @@ def scale_wgrad(x: np.ndarray, dy: np.ndarray, df: np.ndarray) -> None:
     np.sum((x * dy).reshape(*df.shape, -1), axis=2, out=df)
 
 
-@cache
-def scale_kernel(kind: str, lanes: int, across: bool) -> Any:
-    """The kernel of the products; all stored as `kind`. across: the lanes of a thread are neighbouring channels, else pixels of one channel."""
-    load, store = lane_io(lanes, kind)
-    load1, _ = scalar_io(kind)
-    FLOATS, SPAN = VECTORS * lanes, VECTORS * THREADS
-
-    @jit()
-    def scale_kernel(x, f, y, count, plane, groups):
-        """y[o,j,c] = x[o,j,c]·f[o,c], j the pixels of an image (NHWC); y[o,j] = x[o,j]·f[o], o the planes (NCHW, groups 1).
-
-        grid    ⌈count / 512⌉, block 256, count = outer·plane·groups, plane in groups of lanes where these are pixels
-        owns    thread: two groups of `lanes` elements, 256 groups apart
-        shared  none
-        moves   4·x + 4·y bytes of float32; f comes from L1
-        """
-        part, factors, values = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(FLOATS, f4)
-        start = cuda.blockIdx.x * SPAN + cuda.threadIdx.x
-        for v in range(VECTORS):
-            i = start + v * THREADS
-            if i < count:
-                load(x, i, part)
-                for lane in range(lanes):
-                    values[v * lanes + lane] = part[lane]
-        for v in range(VECTORS):
-            i = start + v * THREADS
-            if i < count:
-                pixel, group = split(i, groups)
-                o, _ = split(pixel, plane)
-                if across:
-                    load(f, o * groups + group, factors)
-                else:
-                    factor = load1(f, o)
-                    for lane in range(lanes):
-                        factors[lane] = factor
-                for lane in range(lanes):
-                    part[lane] = values[v * lanes + lane] * factors[lane]
-                store(y, i, part)
-
-    return scale_kernel
+@jit(device=True)
+def _product(x, f):
+    return x * f
 
 
 @cache
@@ -140,13 +102,7 @@ def _extents(call: Call) -> tuple[int, int, int]:
 
 def bind(call: Call) -> list[Launch]:
     """x, f -> y. One launch."""
-    outer, plane, inner = _extents(call)
-    across = inner > 1
-    lanes = lanes_of(inner if across else plane)
-    groups, pixels = (inner // lanes, plane) if across else (1, plane // lanes)
-    count = outer * pixels * groups
-    args = (*call.ins, *call.outs, *map(np.int32, (count, pixels, groups)))
-    return [Launch(scale_kernel(kinds(call)[0], lanes, across), blocks(count, VECTORS * THREADS), THREADS, args)]
+    return launch_by_channel("scale_kernel", _product, call, per_image=True)
 
 
 def bind_wgrad(call: Call) -> list[Launch]:

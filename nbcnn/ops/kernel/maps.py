@@ -3,7 +3,9 @@
 A map's arithmetic is one device function f of float32 scalars; it is frozen into the kernel and inlined. `f(elements …, settings …)` returns one
 value, or two or three where the map has as many outputs. *Settings* are numbers that all elements share: numbers of the launch (1/count, a weight),
 or what a *prelude* makes of them and of arrays in device memory (the learning rate of this training step). An *indexed* map also asks for the
-element's number: `f(i, elements, settings)`, both of them tuples, so that it may draw random numbers or look up a factor of its channel.
+element's number: `f(i, elements, settings, common)`, elements and settings tuples, so that it may draw random numbers or look up a factor of its
+channel. *common* is what `shared(i, settings)` makes once of the first number of four neighbours: one division for their channels, one block of
+random words. Where four neighbours have nothing in common, or a function needs many registers, `single` gives a thread one element.
 
 Nothing is reused, so memory bandwidth is the only limit: a thread loads 16 bytes of its first input before it stores any, which keeps enough bytes in
 flight, as a multiprocessor has 2,048 threads, and no thread loops. Arrays may alias: an element is read before it is written. Functions take
@@ -49,6 +51,12 @@ def vectors_of(kind: str) -> int:
 
 
 @jit(device=True)
+def place(i, settings):
+    """The number of element i of the tensor."""
+    return i
+
+
+@jit(device=True)
 def _first_numbers_0(table, state, norm, numbers):
     return ()
 
@@ -69,17 +77,28 @@ FIRST_NUMBERS = (_first_numbers_0, _first_numbers_1, _first_numbers_2)
 
 @cache
 def map_kernel(
-    name: str, function: Any, sources: tuple[str, ...], targets: tuple[str, ...], prelude: Any, indexed: bool = False, flag: int = -1
+    name: str,
+    function: Any,
+    sources: tuple[str, ...],
+    targets: tuple[str, ...],
+    prelude: Any,
+    indexed: bool = False,
+    flag: int = -1,
+    shared: Any = place,
+    single: bool = False,
 ) -> Any:
     """The kernel `name` of the device function `function`; inputs are stored as `sources`, outputs as `targets`.
 
     prelude  device function (table, state, norm, numbers) -> the settings, a tuple; every thread calls it first.
-    indexed  the function takes (i, elements, settings) in place of elements and settings one by one.
+    indexed  the function takes (i, elements, settings, common) in place of elements and settings one by one.
     flag     state[flag] becomes 1 if an element of the first output is not finite; −1 does not look.
+    shared   device function (i, settings) -> common, of the first of four neighbours, whose number is a multiple of four; with `single` of each.
+    single   a thread owns one element.
     """
     READS, WRITES, INDEXED, CHECKED = len(sources), len(targets), indexed, flag >= 0
-    VECTORS = vectors_of(sources[0])
-    FLOATS, ALL = 4 * VECTORS, VECTORS * SPAN
+    WIDE, LANES, VECTORS = not single, 1 if single else 4, 1 if single else vectors_of(sources[0])
+    SPAN = LANES * THREADS
+    FLOATS, ALL = LANES * VECTORS, VECTORS * SPAN
     kinds_in, kinds_out = (*sources, *("float32",) * INPUTS)[:INPUTS], (*targets, *("float32",) * OUTPUTS)[:OUTPUTS]
     (load4_a, _), (load4_b, _), (load4_c, _), (load4_d, _), (load4_e, _) = map(vector_io, kinds_in)
     (load_a, _), (load_b, _), (load_c, _), (load_d, _), (load_e, _) = map(scalar_io, kinds_in)
@@ -87,7 +106,7 @@ def map_kernel(
     (_, store_x), (_, store_y), (_, store_z) = map(scalar_io, kinds_out)
 
     @jit(device=True)
-    def one(p, q, r, s, t, j, i, settings):
+    def one(p, q, r, s, t, j, i, settings, common):
         """Element j of the thread, i of the tensor: what f makes of it takes the place of what it is made of."""
         if READS == 1:
             elements: Any = (p[j],)
@@ -100,7 +119,7 @@ def map_kernel(
         else:
             elements = (p[j], q[j], r[j], s[j], t[j])
         if INDEXED:
-            made = function(i, elements, settings)
+            made = function(i, elements, settings, common)
         else:
             made = function(*(elements + settings))
         if WRITES == 1:
@@ -119,8 +138,8 @@ def map_kernel(
         t = cuda.local.array(FLOATS, f4)
         settings = prelude(table, state, norm, (n0, n1, n2, n3, n4, n5, n6, n7))
         finite = True
-        start = cuda.blockIdx.x * ALL + 4 * cuda.threadIdx.x
-        if start + ALL - SPAN + 4 <= count:
+        start = cuda.blockIdx.x * ALL + LANES * cuda.threadIdx.x
+        if WIDE and start + ALL - SPAN + 4 <= count:
             for v in range(VECTORS):
                 i, j = start + v * SPAN, 4 * v
                 p[j], p[j + 1], p[j + 2], p[j + 3] = load4_a(a, i)
@@ -134,8 +153,9 @@ def map_kernel(
                     t[j], t[j + 1], t[j + 2], t[j + 3] = load4_e(e, i)
             for v in range(VECTORS):
                 i, j = start + v * SPAN, 4 * v
+                common = shared(i, settings)
                 for lane in range(4):
-                    finite &= one(p, q, r, s, t, j + lane, i + lane, settings)
+                    finite &= one(p, q, r, s, t, j + lane, i + lane, settings, common)
                 store4_x(x, i, p[j], p[j + 1], p[j + 2], p[j + 3])
                 if WRITES > 1:
                     store4_y(y, i, q[j], q[j + 1], q[j + 2], q[j + 3])
@@ -143,7 +163,7 @@ def map_kernel(
                     store4_z(z, i, r[j], r[j + 1], r[j + 2], r[j + 3])
         else:
             for v in range(VECTORS):
-                for lane in range(4):
+                for lane in range(LANES):
                     i = start + v * SPAN + lane
                     if i < count:
                         p[0] = load_a(a, i)
@@ -155,7 +175,7 @@ def map_kernel(
                             s[0] = load_d(d, i)
                         if READS > 4:
                             t[0] = load_e(e, i)
-                        finite &= one(p, q, r, s, t, 0, i, settings)
+                        finite &= one(p, q, r, s, t, 0, i, settings, shared(i - lane, settings))
                         store_x(x, i, p[0])
                         if WRITES > 1:
                             store_y(y, i, q[0])
@@ -186,6 +206,8 @@ def launch_map(
     indexed: bool = False,
     flag: int = -1,
     arrays: Sequence[Any] = (),
+    shared: Any = place,
+    single: bool = False,
 ) -> list[Launch]:
     """`function` over all elements of the call: one launch. Shapes and layout do not matter.
 
@@ -193,12 +215,13 @@ def launch_map(
     reads    how many of the call's inputs are read element by element, the first ones; None is all.
     flag     as for `map_kernel`; the call's last output is then the state.
     arrays   the table, the state and the norm for the prelude; those that are left out are not read.
+    The others as for `map_kernel`.
     """
     ins = call.ins[:reads]
     sources = (call.in_dtypes or ("float32",) * len(call.ins))[:reads]
     targets = (call.out_dtypes or ("float32",) * len(call.outs))[: len(call.outs) - (1 if flag >= 0 else 0)]
     count, outs = call.outs[0].size, call.outs[: len(targets)]
-    kernel = map_kernel(name, function, tuple(sources), tuple(targets), prelude or FIRST_NUMBERS[len(numbers)], indexed, flag)
+    kernel = map_kernel(name, function, tuple(sources), tuple(targets), prelude or FIRST_NUMBERS[len(numbers)], indexed, flag, shared, single)
     unread = ins[0]
     operands = (
         *(*ins, *(unread,) * INPUTS)[:INPUTS],
@@ -206,7 +229,7 @@ def launch_map(
         *(*arrays, *(unread,) * 3)[:3],
     )
     args = (*operands, np.int32(count), *(*numbers, *(ABSENT,) * NUMBERS)[:NUMBERS])
-    return [Launch(kernel, blocks(count, vectors_of(sources[0]) * SPAN), THREADS, args)]
+    return [Launch(kernel, blocks(count, THREADS if single else vectors_of(sources[0]) * SPAN), THREADS, args)]
 
 
 @jit(device=True)

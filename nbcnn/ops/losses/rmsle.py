@@ -21,6 +21,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.ops.kernel.maps import launch_map
 from nbcnn.ops.kernel.reduce import MAX_BLOCKS, THREADS, block_sum, f8, partial_bytes, sum_of
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
@@ -91,28 +92,18 @@ def root_mean_kernel(partials, count, scale, loss):
         loss[0] = math.sqrt(scale * value)
 
 
-@functools.cache
-def dgrad_kernel(kind: str, target_kind: str) -> Any:
-    """The kernel of the gradient; y and dy stored as `kind`, target as `target_kind`."""
-    (load, store), load_target = scalar_io(kind), scalar_io(target_kind)[0]
+@jit(device=True)
+def _settings(loss, state, norm, numbers):
+    """unit, and unit/(count·loss), 0 where the loss is 0: one division in float64 a thread."""
+    whole = loss[0]
+    return numbers[0], f4(numbers[1] / whole) if whole > f8(0) else 0.0
 
-    @jit()
-    def rmsle_dgrad_kernel(y, target, loss, dy, count, unit, scale):
-        """dy = scale/loss·[p > 0]·d/(1 + p + ε) with p = unit·y, scale = unit/count; 0 where the loss is 0.
 
-        grid ⌈count/256⌉, block 256; a thread owns one element. shared none; moves 12·count bytes of float32.
-        """
-        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if i < count:
-            p = unit * load(y, i)
-            value = 0.0
-            whole = loss[0]
-            if p > 0.0 and whole > f8(0):
-                d = _log_of(p) - _log_of(load_target(target, i))
-                value = f4(scale / whole) * (d / (1.0 + p + EPSILON))
-            store(dy, i, value)
-
-    return rmsle_dgrad_kernel
+@jit(device=True)
+def _gradient(y, target, unit, factor):
+    """factor·[p > 0]·d/(1 + p + ε) with p = unit·y; 0 where the loss is 0."""
+    p = unit * y
+    return factor * ((_log_of(p) - _log_of(target)) / (1.0 + p + EPSILON)) if p > 0.0 and factor > 0.0 else 0.0
 
 
 def _kinds(call: Call) -> tuple[str, str]:
@@ -138,9 +129,9 @@ def bind_fprop(call: Call) -> list[Launch]:
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch."""
-    count, unit = numel(call.in_shapes[0]), call.attrs["unit"]
-    args = (*call.ins, *call.outs, np.int32(count), np.float32(unit), np.float64(unit / count))
-    return [Launch(dgrad_kernel(*_kinds(call)), blocks(count, THREADS), THREADS, args)]
+    unit, loss = call.attrs["unit"], call.ins[2]
+    numbers = np.float32(unit), np.float64(unit / numel(call.in_shapes[0]))
+    return launch_map("rmsle_dgrad_kernel", _gradient, call, *numbers, reads=2, prelude=_settings, arrays=(loss,))
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:

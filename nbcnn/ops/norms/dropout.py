@@ -15,24 +15,20 @@ Sources: N. Srivastava et al., "Dropout: a simple way to prevent neural networks
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i8, jit
+from nbcnn.gpu.language import i8, jit
 from nbcnn.ops.kernel import maps
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.update.advance import POSITION, example_state
 from nbcnn.ops.update.random import chosen, element_words, factor, threshold, words_of
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
-
-THREADS = 256
 
 
 def dropout_fprop(x: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndarray, *, p: float, stream: int) -> None:
@@ -51,50 +47,52 @@ def dropout_dgrad(dy: np.ndarray, order: np.ndarray, state: np.ndarray, dx: np.n
     dropout_fprop(dy, order, state, dx, p=p, stream=stream)
 
 
-@cache
-def dropout_kernel(kind: str, width: int, planes: bool) -> Any:
-    """The kernel for tensors stored as `kind`, `width` neighbours (4 or 1) a thread; `planes`: of images whose channels are planes (NCHW)."""
-    (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
-    WIDTH, PLANES = width, planes
+@jit(device=True)
+def _settings(order, state, norm, numbers):
+    return order, state, *numbers[:6]
 
-    @jit()
-    def dropout_kernel(x, order, state, y, volume, C, HW, least, stream, scale):
-        """y[n, e] = scale·x[n, e] where the word of element e of the image is at least `least`, else 0.
 
-        grid (N, ⌈volume / (256·width)⌉), block 256; owns: a block 256·width neighbours of image blockIdx.x, a thread `width`.
-        shared none; moves 8·x bytes. A thread with four neighbours needs one block of random words for them.
-        """
-        n = cuda.blockIdx.x
-        first = (cuda.blockIdx.y * THREADS + cuda.threadIdx.x) * WIDTH
-        if first < volume:
-            number = first
-            if PLANES:
-                channel, pixel = split(first, HW)
-                number = pixel * C + channel
-            a, b, c, d = element_words(order[state[POSITION] + i8(n)], number >> 2, stream, state)
-            at = i8(n) * volume + first
-            if WIDTH == 4:
-                e, f, g, h = load4(x, at)
-                e, f = e * scale if a >= least else 0.0, f * scale if b >= least else 0.0
-                g, h = g * scale if c >= least else 0.0, h * scale if d >= least else 0.0
-                store4(y, at, e, f, g, h)
-            else:
-                lane = number & 3
-                word = d if lane == 3 else c if lane == 2 else b if lane == 1 else a
-                store(y, at, load(x, at) * scale if word >= least else 0.0)
+@jit(device=True)
+def _words(i, settings):
+    """The random words of elements i … i + 3, which are of one image and neighbours in it."""
+    order, state, _, stream, _, volume, _, _ = settings
+    n, e = split(i, volume)
+    return element_words(order[state[POSITION] + i8(n)], e >> 2, stream, state)
 
-    return dropout_kernel
+
+@jit(device=True)
+def _words_of_one(i, settings):
+    """The random word of element i, four times; of images whose channels are planes, element e is number (e mod H·W)·C + ⌊e / (H·W)⌋."""
+    order, state, _, stream, _, volume, C, HW = settings
+    n, e = split(i, volume)
+    channel, pixel = split(e, HW)
+    number = pixel * C + channel
+    words = element_words(order[state[POSITION] + i8(n)], number >> 2, stream, state)
+    word = _word(number & 3, words)
+    return word, word, word, word
+
+
+@jit(device=True)
+def _word(lane, words):
+    a, b, c, d = words
+    return d if lane == 3 else c if lane == 2 else b if lane == 1 else a
+
+
+@jit(device=True)
+def _kept(i, elements, settings, words):
+    """x·scale where the word of the element is at least `least`, else 0."""
+    return elements[0] * settings[4] if _word(i & 3, words) >= settings[2] else 0.0
 
 
 def bind(call: Call) -> list[Launch]:
-    """One launch."""
+    """One launch; four neighbours have one block of random words, or a thread has one element."""
     shape, p = call.in_shapes[0], float(call.attrs["p"])
     volume, planes = numel(shape[1:]), len(shape) == 4 and call.layout == "NCHW"
-    width = 4 if volume % 4 == 0 and not planes else 1
     c, plane = (shape[1], shape[2] * shape[3]) if planes else (1, volume)
-    numbers = (np.int32(volume), np.int32(c), np.int32(plane), np.uint32(threshold(p)), np.uint32(call.attrs["stream"]), factor(p))
-    grid = (shape[0], blocks(volume, THREADS * width))
-    return [Launch(dropout_kernel(kinds(call)[0], width, planes), grid, THREADS, (*call.ins, *call.outs, *numbers))]
+    numbers = (np.uint32(threshold(p)), np.uint32(call.attrs["stream"]), factor(p), np.int32(volume), np.int32(c), np.int32(plane))
+    whole = volume % 4 == 0 and not planes
+    how: dict[str, Any] = {"reads": 1, "prelude": _settings, "arrays": call.ins[1:], "shared": _words if whole else _words_of_one}
+    return maps.launch_map("dropout_kernel", _kept, call, *numbers, indexed=True, single=not whole, **how)
 
 
 def traffic(call: Call) -> list[Traffic]:

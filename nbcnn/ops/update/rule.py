@@ -130,10 +130,10 @@ def _prelude(each_step: Any, count: int, decoupled: bool) -> Any:
 
 @cache
 def _update_of(function: Any, decoupled: bool) -> Any:
-    """Device function (i, elements, settings) -> (w, states …): clipping, decay and the rule `function` for element i."""
+    """Device function (i, elements, settings, common) -> (w, states …): clipping, decay and the rule `function` for element i."""
 
     @jit(device=True)
-    def update(i, elements, settings):
+    def update(i, elements, settings, common):
         factor, clip_value, coupled, apart, decayed = settings[:5]
         w = elements[0]
         g = effective(elements[1], w, i, factor, clip_value, coupled, decayed)
