@@ -68,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _predict(flags: SimpleNamespace) -> int:
+    from nbcnn.datasets.arrays import Form
     from nbcnn.files.errors import UsageError
     from nbcnn.gpu.select import use_device
     from nbcnn.model import files, pictures
@@ -80,7 +81,7 @@ def _predict(flags: SimpleNamespace) -> int:
         return _classify(flags, paths)
     with files.load(flags.run, mode=flags.mode or "auto", precision=flags.precision, checkpoint=flags.checkpoint) as model:
         shape = model.net.input_shape
-        if len(shape) != 3:
+        if len(shape) != 3 or not isinstance(form := model.form, Form):
             raise UsageError(f"{flags.run} takes examples of {shape}, which are no images")
         if not flags.quiet:
             print(f"{model.net.mode} {model.net.precision} on {model.net.device_name}; {len(paths):,} files", file=sys.stderr, flush=True)
@@ -90,12 +91,13 @@ def _predict(flags: SimpleNamespace) -> int:
             _check_masks(flags, paths, of_pixels)
 
         def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
-            outputs = model.net.predict(images, len(images))
+            taken = form.take(images, False, "the images")
+            outputs = model.net.predict(taken, len(images))
             if of_pixels:
                 return (masks := outputs.argmax(1).astype("uint8")), _segmented(flags, model, named, masks)
             if outputs.shape == images.shape:
-                outputs = in_colours(model.net, outputs, images)
-            return outputs, _rows(model, named, images, outputs, flags.top or 1)
+                outputs = in_colours(model.net, outputs, taken)
+            return outputs, _rows(model, named, taken, outputs, flags.top or 1)
 
         # Logits of every pixel: a batch of them takes at most 256 MiB of host memory.
         most = max(1, min(256, 2**26 // math.prod(model.net.output_shape)))
@@ -224,6 +226,7 @@ def _told(
 
 def _rows(model: Any, paths: list[Path], images: np.ndarray, outputs: np.ndarray, top: int) -> list[dict[str, Any]]:
     """One dict for each image: its classes with their probabilities, the error of its reconstruction, or the output as it is."""
+    from nbcnn.datasets.arrays import seen
     from nbcnn.model.evaluation import probabilities
 
     if model.net.takes_classes:
@@ -235,7 +238,7 @@ def _rows(model: Any, paths: list[Path], images: np.ndarray, outputs: np.ndarray
             for row, path in enumerate(paths)
         ]
     if outputs.shape == images.shape:
-        errors = ((outputs - images / 255.0) ** 2).reshape(len(images), -1).mean(1)
+        errors = ((outputs - seen(images)) ** 2).reshape(len(images), -1).mean(1)
         return [{"image": str(path), "error": float(error)} for path, error in zip(paths, errors, strict=True)]
     return [{"image": str(path), "output": output.reshape(-1).tolist()} for path, output in zip(paths, outputs, strict=True)]
 

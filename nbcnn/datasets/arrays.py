@@ -1,22 +1,25 @@
 """A caller's own arrays as networks take them: images uint8 or float32 (M, C, H, W), vectors (M, F), labels, and values to be predicted.
 
 What is unclear or wrong is an error. `images`, `labels` and `targets` take arrays as they are; `Form` remembers how the first examples were, so
-that later ones are taken alike, and scales floats.
+that later ones are taken alike.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 
 CHANNELS = 4
 """An axis of so many entries at most is taken for the one of channels: grey, colour, colour with alpha."""
+LARGE = 10.0
+"""The root mean square of floats from which a word is said: standardised ones have 1, bytes as floats about 100."""
 _BLOCK = 1 << 24
 """Elements that are scaled at a time."""
 
@@ -152,11 +155,13 @@ class Form:
 
     shape          (C, H, W) or (F,), as the network takes it.
     channels_last  the caller's images are (H, W, C).
-    scale          (low, high) of floats, None for whole numbers from 0 to 255.
+    scale          (low, high), the numbers that become 0 and 1: (0, 1) of floats; None for whole numbers from 0 to 255.
+    span           (least, greatest) of the first floats; None where they lie between 0 and 1.
     known          whether the first data said so: an imported network takes floats as they are, of a range that its file does not tell.
 
-    Bytes come as they are, and the network sees value/255. Floats, and integers beyond a byte, become float32 (x − low)/(high − low), where low
-    and high are 0 and 1 if the first data lie between them, else their least and greatest value; later data may lie outside of them.
+    Bytes come as they are, and the network sees value/255. Floats are taken as they are. Integers beyond a byte become float32
+    (x − low)/(high − low), where low and high are the least and the greatest of the first data; later data may lie outside of them. To a network of
+    floats beyond 0 to 1 bytes are numbers from 0 to 255.
 
     `take(x)` makes uint8 or float32 (N, *shape) of what the caller has. Raises UsageError for examples of another form, and warns (UserWarning) of
     values that lie outside of the first data's range by more than its width: bytes for a network of standardised floats, floats up to 255 for one
@@ -171,18 +176,31 @@ class Form:
     shape: tuple[int, ...]
     channels_last: bool = False
     scale: tuple[float, float] | None = None
+    span: tuple[float, float] | None = None
     known: bool = True
 
     @classmethod
-    def noted(cls, shape: tuple[int, ...], channels_last: bool, scale: Sequence[float] | None) -> Form:
-        """The form that a file tells of; `scale` as `note` has it."""
-        if scale is not None and not len(scale):
-            return cls(shape, channels_last, (0.0, 1.0), known=False)
-        return cls(shape, channels_last, (float(scale[0]), float(scale[1])) if scale is not None else None)
+    def noted(cls, shape: tuple[int, ...], told: Mapping[str, Any]) -> Form:
+        """The form that a file tells of, as `note` made it. Raises ValueError for a scale or span that is no two ascending numbers within float32."""
+        ends: dict[str, tuple[float, float] | None] = {}
+        for name in ("scale", "span"):
+            given = told.get(name)
+            if given and not (len(given) == 2 and given[0] < given[1] and all(abs(end) < np.finfo(np.float32).max for end in given)):
+                raise ValueError(f"the {name} of the examples is {quoted(given)}, and must be two ascending numbers within float32")
+            ends[name] = (float(given[0]), float(given[1])) if given else None
+        if told.get("scale") == []:
+            return cls(shape, bool(told.get("channels_last")), (0.0, 1.0), known=False)
+        return cls(shape, bool(told.get("channels_last")), ends["scale"], ends["span"])
 
-    def note(self) -> list[float] | None:
-        """`scale` for a file; empty where it is not known."""
-        return [] if not self.known else list(self.scale) if self.scale else None
+    def note(self) -> dict[str, Any]:
+        """The form, but its shape, for a file: `scale` is empty where it is not known, and `span` is there where it is not None."""
+        made = {"channels_last": self.channels_last, "scale": [] if not self.known else list(self.scale) if self.scale else None}
+        return made | ({"span": list(self.span)} if self.span else {})
+
+    @property
+    def bytes_are_parts(self) -> bool:
+        """Whether a byte of 255 means 1: to a network of bytes, and of floats from 0 to 1."""
+        return self.scale in (None, (0.0, 1.0)) and self.span is None
 
     def take(self, x: Any, channels_last: bool | None = None, name: str = "examples") -> np.ndarray:
         """`x`, examples or a single one, as uint8 or float32 (N, *shape); no examples are taken too. Raises UsageError for another form."""
@@ -193,6 +211,8 @@ class Form:
             return np.empty((0, *self.shape), np.uint8 if self.scale is None else np.float32)
         placed, _ = _channels_first(given, channels_last, self.shape, name)
         self._warn(placed, name)
+        if placed.dtype == np.uint8 and self.bytes_are_parts:
+            return np.ascontiguousarray(placed)
         return np.ascontiguousarray(_scaled(placed, self.scale, name))
 
     def words(self) -> str:
@@ -201,16 +221,18 @@ class Form:
             return "floats as they are"
         if self.scale is None:
             return "bytes, of which 255 is 1"
-        low, high = self.scale
-        return "floats from 0 to 1, as they are" if self.scale == (0.0, 1.0) else f"floats from {low:.4g} to {high:.4g}, which become 0 to 1"
+        if self.scale == (0.0, 1.0):
+            low, high = self.span or self.scale
+            return f"floats from {low:.4g} to {high:.4g}, as they are"
+        return "numbers from {:.4g} to {:.4g}, which become 0 to 1".format(*self.scale)
 
     def _warn(self, x: np.ndarray, name: str) -> None:
         """Say so where values of `x` are of another scale than the first data's."""
         if not self.known:
             return
-        if self.scale in (None, (0.0, 1.0)) and (x.dtype.kind == "b" or x.dtype == np.uint8):
+        if self.bytes_are_parts and (x.dtype.kind == "b" or x.dtype == np.uint8):
             return  # a byte of 255 is 1
-        low, high = self.scale or ((0.0, 1.0) if x.dtype.kind == "f" else (0.0, 255.0))
+        low, high = self.span or self.scale or ((0.0, 1.0) if x.dtype.kind == "f" else (0.0, 255.0))
         least, most, width = float(x.min()), float(x.max()), high - low
         if np.isfinite(least + most) and (least < low - width or most > high + width):
             warnings.warn(
@@ -258,17 +280,28 @@ def form_of(x: Any, channels_last: bool | None = None, shape: tuple[int, ...] | 
     """The form of the examples `x`; `shape` is that of an example where it is known already.
 
     Raises UsageError for no examples, for shapes that are none of images or vectors, for NaN, and where axes could be either:
-    `channels_last` says which then.
+    `channels_last` says which then. Warns (UserWarning) of floats much larger than 1.
     """
     given = _some(x, name)
     placed, last = _channels_first(given, channels_last, shape, name)
-    scale = None
-    if given.dtype.kind == "f" or (given.dtype.kind in "iu" and given.dtype != np.uint8 and (given.min() < 0 or given.max() > 255)):
-        low, high = float(given.min()), float(given.max())
-        if not np.isfinite(low + high):
-            raise UsageError(f"{name} hold NaN or Inf")
-        scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high if high > low else low + 1)
-    return Form(placed.shape[1:], last, scale)
+    if given.dtype == np.uint8 or given.dtype.kind == "b":
+        return Form(placed.shape[1:], last)
+    low, high = float(given.min()), float(given.max())
+    if not np.isfinite(low + high):
+        raise UsageError(f"{name} hold NaN or Inf")
+    span = (low, high if high > low else low + 1)
+    if given.dtype.kind != "f":
+        return Form(placed.shape[1:], last, None if low >= 0 and high <= 255 else span)
+    if low >= 0 and high <= 1:
+        return Form(placed.shape[1:], last, (0.0, 1.0))
+    some = given[: max(1, _BLOCK // max(1, given[:1].size))]
+    if np.sqrt(np.mean(np.square(some, dtype=np.float64))) > LARGE:
+        warnings.warn(
+            f"{name} are floats from {low:.4g} to {high:.4g} and are taken as they are, and networks learn best from values of about 1: divide "
+            "images by 255 or give them as uint8, and standardise other numbers, (x - mean) / deviation",
+            stacklevel=2,
+        )
+    return Form(placed.shape[1:], last, (0.0, 1.0), span)
 
 
 def seen(pixels: np.ndarray) -> np.ndarray:
@@ -280,8 +313,6 @@ def _scaled(x: np.ndarray, scale: tuple[float, float] | None, name: str) -> np.n
     """`x` as uint8, or as float32 from `scale`; by blocks, so that it is not held in float64 as a whole."""
     if x.dtype.kind == "b":
         return x.astype(np.uint8) * np.uint8(255)
-    if x.dtype == np.uint8 and scale in (None, (0.0, 1.0)):
-        return x
     if x.dtype.kind in "iu" and scale is None and x.min() >= 0 and x.max() <= 255:
         return x.astype(np.uint8)
     low, high = scale or (0.0, 1.0 if x.dtype.kind == "f" else 255.0)

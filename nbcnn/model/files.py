@@ -20,7 +20,6 @@ from nbcnn.datasets.arrays import Form, Forms
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.nn import description
-from nbcnn.nn.arguments import FLOAT32
 from nbcnn.nn.description import DescriptionError
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.optim import Schedule
@@ -82,19 +81,18 @@ def note(model: Model) -> str:
     # Files of networks without frozen parameters stay what they were.
     more |= {"frozen": frozen} if (frozen := model.frozen()) else {}
     if isinstance(form, Forms):
-        forms = [{"scale": part.note(), "channels_last": part.channels_last} for part in form.parts]
-        return description.dumps(net.layers, net.input_shape, precision=net.precision, **more, forms=forms)
-    return description.dumps(net.layers, net.input_shape, precision=net.precision, channels_last=form.channels_last, **more, scale=form.note())
+        return description.dumps(net.layers, net.input_shape, precision=net.precision, **more, forms=[part.note() for part in form.parts])
+    return description.dumps(net.layers, net.input_shape, precision=net.precision, **more, **form.note())
 
 
 def _form(about: Mapping[str, Any]) -> Form | Forms:
     """The form of the examples that a file tells of. Raises DescriptionError where it has another number of them than its graph has inputs."""
 
     def form(shape: tuple[int, ...], told: Mapping[str, Any]) -> Form:
-        scale = told.get("scale")
-        if scale and not (len(scale) == 2 and scale[0] < scale[1] and all(abs(end) < FLOAT32 for end in scale)):
-            raise DescriptionError(f"the scale of the examples is {quoted(scale)}, and must be two ascending numbers within float32")
-        return Form.noted(shape, bool(told.get("channels_last")), scale)
+        try:
+            return Form.noted(shape, told)
+        except ValueError as error:
+            raise DescriptionError(str(error)) from None
 
     layers = about["layers"]
     if not isinstance(layers, Graph) or len(layers.inputs) == 1:

@@ -71,9 +71,9 @@ class Model(Weights):
                  and wherever the saved model is used; where the target of loss "mse" is the input, it is the normalised image. None divides bytes
                  by 255.
 
-    Images are uint8 or floats, see `nbcnn.datasets.arrays`. A model is a context manager: `close` frees its GPU memory. One process trains on
-    one GPU; several train together by `nbcnn launch` alone. Several threads may call one model: calls take turns, and one that comes during a `fit`
-    waits for its end. Raises UsageError for layers, losses and names that do not go together,
+    Images are uint8, of which 255 is 1, or floats, which are taken as they are (`nbcnn.Form`). A model is a context manager: `close` frees its
+    GPU memory. One process trains on one GPU; several train together by `nbcnn launch` alone. Several threads may call one model: calls take turns,
+    and one that comes during a `fit` waits for its end. Raises UsageError for layers, losses and names that do not go together,
     GpuUnavailable for a GPU's mode without a GPU.
 
     Example:

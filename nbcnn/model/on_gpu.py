@@ -45,9 +45,13 @@ def examples(x: DeviceArray, form: Form | Forms, channels_last: bool | None, nam
         raise UsageError(f"{name} on the GPU must be (N, C, H, W), as they are read where they lie: give x.permute(0, 3, 1, 2).contiguous()")
     if made.dtype not in (np.uint8, np.float32):
         raise UsageError(f"{name} on the GPU are {made.dtype}: give uint8, of which 255 is 1, or float32")
+    if made.dtype == np.uint8 and not form.bytes_are_parts:
+        raise UsageError(f"{name} on the GPU are uint8, of which 255 is 1, and the network was trained on {form.words()}: give float32 like those")
     if form.scale not in _AS_THEY_ARE:
         low, high = form.scale or (0.0, 1.0)
-        raise UsageError(f"the network's floats are scaled from {low:g}…{high:g} to 0…1, and GPU arrays are read as they are: scale them alike first")
+        raise UsageError(
+            f"the network's numbers are scaled from {low:g}…{high:g} to 0…1, and GPU arrays are read as they are: scale them alike first"
+        )
     return made
 
 

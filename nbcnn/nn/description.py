@@ -36,10 +36,11 @@ FORM = {
     "precision?": str,
     "classes?": (None, [str]),
     "scale?": (None, [float]),
+    "span?": (None, [float]),
     "channels_last?": bool,
     "graph?": {"inputs": [[int]], "calls": [object], "outputs": [int], "names?": [str]},
     "frozen?": [str],
-    "forms?": [{"scale": (None, [float]), "channels_last": bool}],
+    "forms?": [{"scale": (None, [float]), "channels_last": bool, "span?": (None, [float])}],
 }
 
 

@@ -24,7 +24,8 @@ __all__ = ["OnnxError", "OnnxMissing", "UnsupportedNodes", "from_onnx", "to_onnx
 def to_onnx(model: Model, *, batch: int | None = None) -> Any:
     """The network of `model`, an `nbcnn.Model` that is built, as onnx.ModelProto: float32, opset 21, IR version 10.
 
-    Inputs are images (N, C, H, W) or vectors (N, F), float32, as the network sees them: a byte of 255 is 1, a normalisation is part of the file.
+    Inputs are images (N, C, H, W) or vectors (N, F), float32, as `Model.predict` takes them, but bytes divided by 255: a normalisation, and a
+    scale of integers beyond a byte, are part of the file, and the doc_string of each input says what it takes.
     Outputs are what `Model.predict` gives. `batch` is the number of examples, None any. Layers that are there for training alone (Dropout,
     Noise, MaskSquares) and the loss are left out; weights have the names of the model's. Write it by onnx.save(made, path).
 

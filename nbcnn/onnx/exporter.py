@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,9 @@ def exported(model: Any, batch: int | None = None) -> Any:
     inputs = list(net.layers.inputs) if isinstance(net.layers, Graph) else [net.input_shape]
     names = ["x"] if len(inputs) == 1 else [f"x{at}" for at in range(1, len(inputs) + 1)]
     values = {at: (name, shape) for at, (name, shape) in enumerate(zip(names, inputs, strict=True))}
+    forms = _forms(model)
+    for at, form in enumerate(forms):
+        values[at] = (_scaled(writer, form, *values[at]), values[at][1])
     if net.normalisation is not None:
         values[0] = (_normalised(writer, net.normalisation, *values[0]), values[0][1])
     tape = Tape(training=False)
@@ -59,9 +61,10 @@ def exported(model: Any, batch: int | None = None) -> Any:
     for name, (end, _) in zip(called, ends, strict=True):
         writer.node("Identity", [end], name, output=name)
     size = "batch" if batch is None else int(batch)
+    said = [list(map(_words, forms)), [""] * len(ends)]
     tensors = [
-        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size, *shape]) for name, shape in zip(names, shapes, strict=True)]
-        for names, shapes in ((names, inputs), (called, [shape for _, shape in ends]))
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size, *shape], words) for name, shape, words in zip(*each, strict=True)]
+        for each in ((names, inputs, said[0]), (called, [shape for _, shape in ends], said[1]))
     ]
     made = helper.make_graph(writer.nodes, "nbcnn", tensors[0], tensors[1], writer.tensors())
     opsets = [helper.make_opsetid("", OPSET)]
@@ -73,9 +76,8 @@ def exported(model: Any, batch: int | None = None) -> Any:
 def _notes(model: Any) -> dict[str, str]:
     """What `from_onnx` takes from the metadata: forms of examples, names of classes, the loss, the layers, which parameters are trained."""
     net = model.net
-    form = model.form or Form(net.input_shape)
-    forms = form.parts if isinstance(form, Forms) else (form,)
-    made: dict[str, Any] = {"forms": [{"scale": each.note(), "channels_last": each.channels_last} for each in forms]}
+    forms = _forms(model)
+    made: dict[str, Any] = {"forms": [each.note() for each in forms]}
     if model.classes:
         made["classes"] = list(model.classes)
     if net.has_loss:
@@ -83,22 +85,35 @@ def _notes(model: Any) -> dict[str, str]:
     made[TRAINED] = [name for name in net.params.layout.names if name not in model.frozen()]
     words = {description.KEY: description.dumps(net.body, net.input_shape)}
     words |= {NORMALISATION: net.normalisation.text()} if net.normalisation is not None else {}
-    words |= {key: json.dumps(value) for key, value in made.items()} | {"input": _input_words(forms)}
+    words |= {key: json.dumps(value) for key, value in made.items()} | {"input": "; ".join(map(_words, forms))}
     return {f"{_PREFIX}{key}": value for key, value in words.items()}
 
 
-def _input_words(forms: Sequence[Form]) -> str:
-    """What the inputs of the file are, for people who feed them: floats, which the network scales itself of `Model.predict` alone."""
+def _forms(model: Any) -> tuple[Form, ...]:
+    """The forms of the examples of each input."""
+    form = model.form or Form(model.net.input_shape)
+    return form.parts if isinstance(form, Forms) else (form,)
 
-    def one(form: Form) -> str:
-        if not form.known:
-            return form.words()
-        if form.scale in (None, (0.0, 1.0)):
-            return f"floats from 0 to 1{', bytes divided by 255' if form.scale is None else ''}"
-        low, high = form.scale
-        return f"(x - {low!r}) / {high - low!r} of values x, which lay from {low!r} to {high!r} in training"
 
-    return "; ".join(one(form) for form in forms)
+def _words(form: Form) -> str:
+    """What an input of the file is, for people who feed it: what `Model.predict` takes, but channels first, and no bytes."""
+    if not form.known:
+        return form.words()
+    if form.scale is None:
+        return "floats from 0 to 1: bytes divided by 255"
+    if form.scale == (0.0, 1.0) and form.span is None:
+        return "floats from 0 to 1"
+    return "numbers as they are, from {:g} to {:g} in training".format(*(form.span or form.scale))
+
+
+def _scaled(writer: Writer, form: Form, x: str, shape: Shape) -> str:
+    """(x − low) / (high − low), as `Form.take` does it, where that is not x itself."""
+    if form.scale in (None, (0.0, 1.0)):
+        return x
+    low, high = form.scale
+    least, width = (np.full((1,) * (1 + len(shape)), number, np.float32) for number in (low, high - low))
+    above = writer.node("Sub", [x, writer.constant(f"{x}.scale.low", least)], f"{x}.scale.above")
+    return writer.node("Div", [above, writer.constant(f"{x}.scale.width", width)], f"{x}.scale")
 
 
 def _normalised(writer: Writer, normalisation: Any, x: str, shape: Shape) -> str:

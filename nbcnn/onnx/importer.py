@@ -38,7 +38,7 @@ from nbcnn.plan.shapes import numel
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _KNOWN = frozenset((*OPS, *FOLDED, *LOSSES, ERF))
-NOTES = {"classes": (None, [str]), "forms": [{"scale": (None, [float]), "channels_last": bool}]}
+NOTES = {"classes": (None, [str]), "forms": [{"scale": (None, [float]), "channels_last": bool, "span?": (None, [float])}]}
 """What `to_onnx` writes into the metadata of a file, beside the loss."""
 
 
@@ -89,6 +89,8 @@ def imported(
     model.net.params.load_dict(known | walk.sheet.arrays(graph))
     for name in walk.sheet.untrained(graph):
         model.freeze(name)
+    if "forms" in notes:  # the nodes of the file scale, and have become layers
+        notes["forms"] = [each if each.scale in (None, (0.0, 1.0)) else replace(each, scale=(0.0, 1.0), span=each.scale) for each in notes["forms"]]
     _learn(model, notes, graph.inputs)
     return Imported(model, walk.inputs, walk.outputs, walk.labels)
 
@@ -96,12 +98,11 @@ def imported(
 def _restored(file: File, loss: Any, mode: str, precision: str | None) -> Imported | None:
     """The network that `to_onnx` noted in a file whose graph is still that network's; else None."""
     notes = _notes(file, len(file.graph.input))
-    model = restored(file, loss or notes.get("loss"), mode, precision)
+    model = restored(file, loss or notes.get("loss"), mode, precision, lambda made: _learn(made, notes, shapes_of(made)[0]))
     if model is None:
         return None
     model.classes = tuple(notes["classes"]) if notes.get("classes") else None
     inputs, outputs = shapes_of(model)
-    _learn(model, notes, inputs)
     kept = trained(file)
     for name in model.net.params.layout.names:
         if kept is not None and name not in kept:
@@ -112,7 +113,7 @@ def _restored(file: File, loss: Any, mode: str, precision: str | None) -> Import
 
 def _learn(model: Model, notes: Mapping[str, Any], shapes: Sequence[Dims]) -> None:
     """Let a model take examples of the noted forms, or floats as they are."""
-    forms = notes.get("forms") or [Form.noted(shape, False, []) for shape in shapes]
+    forms = notes.get("forms") or [Form(shape, scale=(0.0, 1.0), known=False) for shape in shapes]
     known = [replace(each, shape=shape) for each, shape in zip(forms, shapes, strict=True)]
     model.learn(known[0] if len(known) == 1 else Forms(tuple(known)))
 
@@ -127,7 +128,7 @@ def _notes(file: File, inputs: int) -> dict[str, Any]:
                 made[key] = document.parse(said[key], f"nbcnn.{key}")
                 document.fits(made[key], form, f"nbcnn.{key}")
         if "forms" in made:
-            made["forms"] = [Form.noted((), bool(each["channels_last"]), each["scale"]) for each in made["forms"]]
+            made["forms"] = [Form.noted((), each) for each in made["forms"]]
             if len(made["forms"]) != inputs:
                 raise OnnxError(f"{file.name}: the note nbcnn.forms is of {len(made['forms'])} inputs, and there are {inputs}")
         if "loss" in said:

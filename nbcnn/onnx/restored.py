@@ -7,6 +7,7 @@ are they taken. Else the nodes are read like those of any other program.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,11 @@ def trained(file: File) -> set[str] | None:
     return set(names)
 
 
-def restored(file: File, loss: Any, mode: str, precision: str | None) -> Model | None:
-    """The model whose network a file notes, with the file's weights; None if there is no such note, or the graph is another one's."""
+def restored(file: File, loss: Any, mode: str, precision: str | None, learn: Callable[[Model], None]) -> Model | None:
+    """The model whose network a file notes, with the file's weights; None if there is no such note, or the graph is another one's.
+
+    `learn` has it take the noted forms of examples, whose scale is a part of the graph.
+    """
     said = noted(file.model)
     if description.KEY not in said:
         return None
@@ -55,6 +59,7 @@ def restored(file: File, loss: Any, mode: str, precision: str | None) -> Model |
         normal = Normalisation.parse(said[NORMALISATION]) if NORMALISATION in said else None
         model = Model(layers, loss=loss, mode=mode, precision=precision, normalisation=normal).build(shape)
         model.net.params.load_dict({name: np.asarray(known[name], np.float32).reshape(each.shape) for name, each in wanted.items()})
+        learn(model)
         again = exported(model)
     except (
         description.DescriptionError,

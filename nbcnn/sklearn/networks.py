@@ -157,7 +157,7 @@ class ConvAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Networ
     X is uint8, float32 or float64.
 
     Fitted: `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. `transform` gives float32 (n, features), `reconstruction_error`
-    each example's mean squared error in 0..1. X is scaled from its least and greatest value to 0 and 1 (`nbcnn.datasets.arrays`).
+    each example's mean squared error. Floats are taken as they are, of bytes 255 is 1 (`nbcnn.Form`): put a `StandardScaler` in front.
 
     Raises ValueError for an X that does not fit `image_shape`, UsageError for another optimizer, NotFittedError before `fit`.
 
@@ -248,7 +248,7 @@ class ConvAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Networ
                 value = layer(value)
             rest = replace(Graph.of(start, value), called=tuple(called[first:]))
             with Model(rest, mode=self.model_.net.mode, precision=self.model_.net.precision) as decoder:
-                decoder.learn(Form(self._code_shape, scale=(0.0, 1.0)))
+                decoder.learn(Form(self._code_shape, scale=(0.0, 1.0), known=False))
                 weights = self.model_.weights()
                 decoder.set_weights({name: weights[name] for name in decoder.net.params.names})
                 codes = self._in_batches(codes, lambda part: decoder.predict(part, batch_size=FIXED_BATCH, channels_last=False))
@@ -257,7 +257,7 @@ class ConvAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Networ
         return (codes.reshape(len(codes), -1) * np.float32(high - low) + np.float32(low)).astype(np.float32)
 
     def reconstruction_error(self, X: Any) -> np.ndarray:
-        """The mean squared error of every example's reconstruction, float64 (n,), of values between 0 and 1."""
+        """The mean squared error of every example's reconstruction, float64 (n,), in the squared units of X; of bytes 255 is 1."""
         check_is_fitted(self, "model_")
         rows = self._examples(X, reset=False)
         made = self._in_batches(rows, lambda part: self.model_.predict(part, batch_size=FIXED_BATCH, channels_last=False))
@@ -275,8 +275,8 @@ class ConvClassifier(ClassifierMixin, _Network):
 
     X is uint8, float32 or float64.
 
-    Fitted: `classes_`, `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. X is scaled from its least and greatest
-    value to 0 and 1 (`nbcnn.datasets.arrays`).
+    Fitted: `classes_`, `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. Floats are taken as they are, of bytes 255
+    is 1 (`nbcnn.Form`): put a `StandardScaler` in front.
 
     `predict_proba` is float32 (n, classes). Raises ValueError for one class or an X that does not fit `image_shape`, UsageError for another
     optimizer, NotFittedError before `fit`.

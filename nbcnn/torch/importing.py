@@ -48,7 +48,7 @@ def imported(module: Any, example: Any, *, loss: Any, mode: str, precision: str 
     model.net.params.load_dict(model.net.params.as_dict() | reading.sheet.arrays(graph))
     for name in dict.fromkeys([*reading.sheet.untrained(graph), *_unreached(graph, model.net.params.layout.names)]):
         model.freeze(name)
-    forms = tuple(Form.noted(shape, False, []) for shape in graph.inputs)
+    forms = tuple(Form(shape, scale=(0.0, 1.0), known=False) for shape in graph.inputs)
     model.learn(forms[0] if len(forms) == 1 else Forms(forms))
     return model
 

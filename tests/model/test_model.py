@@ -139,7 +139,7 @@ def test_floats_are_not_rounded_to_bytes():
     model.fit(x, epochs=1, batch_size=100, verbose=0)
     assert len(np.unique(model.predict(x))) == 1000
     inside, outside = model.predict(x[-1:]), model.predict(x[-1:] + 8)
-    np.testing.assert_allclose(outside, 2 * inside, rtol=1e-5)  # (x − low)/(high − low) is 1 and 2
+    np.testing.assert_allclose(outside, 2.6 * inside, rtol=1e-5)  # floats are taken as they are: 5 and 13
     with pytest.raises(nbcnn.UsageError, match="NaN or Inf"):
         model.predict(np.full((1, 1, 1, 1), np.inf, np.float32))
 
@@ -343,7 +343,7 @@ def test_a_saved_model_has_everything(tmp_path):
     assert again.classes == ("a", "b", "c")
     assert again.form == model.form
     assert again.form.channels_last
-    assert again.form.scale == (0.0, x.max() / 16)
+    assert (again.form.scale, again.form.span) == ((0.0, 1.0), (0.0, x.max() / 16))
     assert again.layers == model.layers
     assert isinstance(again.loss, SoftmaxCrossEntropy)
     noted = checkpoint.read(tmp_path / "net.safetensors").metadata
@@ -641,13 +641,20 @@ def test_fit_says_the_range_of_the_numbers_and_other_ranges_are_warned_of(capsys
     standardised = (data.astype(np.float32) - 127.5) / 74
     low, high = standardised.min(), standardised.max()
     floats, said = trained(standardised)
-    assert said == f"trained on floats from {low:.4g} to {high:.4g}, which become 0 to 1"
+    assert said == f"trained on floats from {low:.4g} to {high:.4g}, as they are"
     assert said.removeprefix("trained on ") in floats.summary()
     for call in (floats.predict, lambda x: floats.evaluate(x, y), lambda x: floats.features(x, at="flatten1")):
         with pytest.warns(UserWarning, match=r"examples lie from 0 to 255, and the network was trained on floats from -1\.7"):
             call(data)
     of_bytes, said = trained(data)
     assert said == "trained on bytes, of which 255 is 1"
+    with pytest.warns(UserWarning, match="floats from 0 to 255 and are taken as they are.*divide images by 255 or give them as uint8"):
+        raw, said = trained(data.astype(np.float32))
+    assert said == "trained on floats from 0 to 255, as they are"
+    np.testing.assert_array_equal(raw.predict(data), raw.predict(data.astype(np.float32)))  # a byte is the number that it was trained on
+    wide, said = trained(data.astype(np.int64) * 100)
+    assert said == "trained on numbers from 0 to 2.55e+04, which become 0 to 1"
+    np.testing.assert_array_equal(wide.predict(data.astype(np.int64) * 100), wide.predict(data.astype(np.float64) * 100))
     for wrong in (data.astype(np.float32), standardised):
         with pytest.warns(UserWarning, match="and the network was trained on bytes, of which 255 is 1"):
             of_bytes.predict(wrong)

@@ -102,7 +102,7 @@ def held(shape, dtype="float32"):
         (held((5, 3, 8, 8), "float64"), Form((3, 8, 8)), None, "are float64: give uint8"),
         (held((5, 3, 8, 8)), Form((3, 8, 8), channels_last=True), None, r"give x.permute\(0, 3, 1, 2\)"),
         (held((5, 3, 8, 8)), Form((3, 8, 8)), True, r"must be \(N, C, H, W\)"),
-        (held((5, 3, 8, 8)), Form((3, 8, 8), scale=(-1.0, 1.0)), None, "scaled from -1…1 to 0…1"),
+        (held((5, 3, 8, 8)), Form((3, 8, 8), scale=(-1.0, 1.0)), None, "numbers are scaled from -1…1 to 0…1"),
         (held((5, 3)), Forms((Form((3,)), Form((3,)))), None, "networks with one input"),
     ],
 )

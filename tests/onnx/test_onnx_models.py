@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 
@@ -12,6 +13,7 @@ pytest.importorskip("onnx.checker", reason="the package onnx is not installed (t
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import nbcnn
 from nbcnn.onnx import UnsupportedNodes, from_onnx, to_onnx
@@ -187,6 +189,32 @@ def test_loss_classes_and_form_come_back():
     assert again.classes == ("cat", "dog")
     np.testing.assert_array_equal(again.predict_classes(x), model.predict_classes(x))
     again.fit(x, np.arange(8) % 2, epochs=1, verbose=0)
+
+
+@pytest.mark.parametrize("kind", ["standardised", "16 bits", "floats to 255"])
+def test_a_file_answers_as_predict_does_whatever_numbers_the_network_was_trained_on(kind):
+    rng = np.random.default_rng(3)
+    x = {
+        "standardised": rng.normal(size=(8, 2, 6, 6)).astype(np.float32),
+        "16 bits": rng.integers(500, 60000, (8, 2, 6, 6)).astype(np.uint16),
+        "floats to 255": rng.uniform(0, 255, (8, 2, 6, 6)).astype(np.float32),
+    }[kind]
+    model = nbcnn.Model([C(4, 3), nbcnn.ReLU(), nbcnn.Flatten(), nbcnn.Linear(2)], "cross_entropy", mode="cpu")
+    with contextlib.nullcontext() if kind != "floats to 255" else pytest.warns(UserWarning, match="divide images by 255"):
+        model.fit(x, np.arange(8) % 2, optimizer=nbcnn.SGD(lr=1e-4), verbose=0)
+    written = to_onnx(model)
+    assert f"numbers as they are, from {x.min():g} to {x.max():g} in training" == written.graph.input[0].doc_string
+    expected = model.predict(x, channels_last=False)
+    (made,) = ReferenceEvaluator(written).run(None, {"x": x.astype(np.float32)})
+    # Two layers of sums of at most 64 terms, in another order.
+    bound = 4 * 2.0**-24 * 64 * np.abs(expected).max()
+    np.testing.assert_allclose(made, expected, atol=bound)
+    again = from_onnx(written.SerializeToString(), mode="cpu")
+    assert again.form == model.form
+    np.testing.assert_array_equal(again.predict(x, channels_last=False), expected)
+    # Of a changed graph the nodes count: what scales is a part of the network then.
+    written.graph.node[-1].name = "changed"
+    np.testing.assert_allclose(from_onnx(written.SerializeToString(), mode="cpu").predict(x, channels_last=False), expected, atol=bound)
 
 
 # -- graphs as other programs write them
