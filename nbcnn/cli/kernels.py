@@ -55,6 +55,7 @@ def parser() -> Parser:
         "off",
         metavar="FILE",
     )
+    flag(group, "--new", bool, "with --page: keep the registers that the page has, and compile the kernels that it lacks", "off")
     return made
 
 
@@ -77,12 +78,15 @@ def _report(flags: SimpleNamespace) -> int:
 
     if flags.page:
         if flags.mode or flags.precision or flags.arch or flags.op or flags.json or flags.registers or flags.kinds or flags.compilers:
-            raise UsageError("--page is of all kernels, modes and ops: it goes with --quiet alone")
+            raise UsageError("--page is of all kernels, modes and ops: it goes with --new and --quiet alone")
         from nbcnn.lab.report import kernels_page
 
         numba_cuda()  # without it there is nothing to report
-        atomic.replace_bytes(Path(flags.page), kernels_page.page(kernels_page.compiled(say)).encode())
+        kept = kernels_page.kept(Path(flags.page)) if flags.new else {}
+        atomic.replace_bytes(Path(flags.page), kernels_page.page(kernels_page.compiled(say, kept)).encode())
         return OK
+    if flags.new:
+        raise UsageError("--new goes with --page")
     chosen = kernels.rows(flags.mode, flags.precision)
     if not chosen:
         raise UsageError(f"mode {flags.mode} has no precision {flags.precision!r}")

@@ -84,6 +84,26 @@ def factory():
     assert list(launched.kernels_of(ast.parse(source), "")) == ["first", "factory.<locals>.second"]
 
 
+@pytest.mark.full
+def test_new_compiles_what_the_page_lacks(tmp_path, capsys):
+    whole, page = PAGE.read_text(), tmp_path / "page.md"
+    versions = kernels_page.read(whole).versions
+    whole = whole.replace(versions, kernels_page.versions())
+    gone = next(line for line in whole.splitlines() if line.startswith("| `add_kernel`"))
+    page.write_text(whole.replace(gone + "\n", ""))
+    assert main(["kernels", "--page", str(page), "--new"]) == 0
+    assert "1 of 1: add_kernel" in capsys.readouterr().err
+    if versions == kernels_page.versions():
+        assert page.read_text() == whole
+
+
+def test_new_keeps_nothing_of_other_compilers(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text().replace(kernels_page.read(PAGE.read_text()).versions, "numba-cuda 0.1"))
+    assert main(["kernels", "--page", str(page), "--new"]) == 2
+    assert "made with numba-cuda 0.1" in capsys.readouterr().err
+
+
 def test_the_page_goes_with_no_choice_of_kernels(capsys):
     assert main(["kernels", "--page", "page.md", "--mode", "naive"]) == 2
     assert "--page is of all kernels" in capsys.readouterr().err

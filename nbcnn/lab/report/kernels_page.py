@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from nbcnn.check.static import compile_launch
 from nbcnn.classify.workers import parallel
+from nbcnn.files.errors import UsageError
 from nbcnn.lab.measure.launched import ARCHITECTURES, Use, files, uses
 from nbcnn.lab.measure.users import READY, USERS
 from nbcnn.lab.report.tables import markdown
@@ -102,15 +104,31 @@ def versions() -> str:
     return ", ".join([f"Python {sys.version_info.major}.{sys.version_info.minor}", *(f"{name} {version(name)}" for name in PACKAGES)])
 
 
-def compiled(say: Callable[[str], None]) -> Compiled:
-    """Compile the first launch of every kernel on every architecture, in as many processes as there are cores."""
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    cells: dict[tuple[str, str], tuple[str, ...]] = {}
+def kept(path: Path) -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """The cells of the page at `path`. Raises UsageError where it was made with other compilers than these, OSError if it cannot be read."""
+    found = read(path.read_text(encoding="utf-8"))
+    if found.versions != versions():
+        raise UsageError(f"{path} was made with {found.versions or 'nothing that it names'}, and here are {versions()}: leave --new out")
+    return found.cells
+
+
+def _is_kept(cells: Sequence[str] | None, found: Sequence[Use]) -> bool:
+    """Whether these are cells of the architectures for which a kernel is planned."""
+    planned_for = {use.arch for use in found}
+    return cells is not None and [bool(registers) for registers in cells[::2]] == [arch in planned_for for arch in ARCHITECTURES]
+
+
+def compiled(say: Callable[[str], None], kept: Mapping[tuple[str, str], tuple[str, ...]] | None = None) -> Compiled:
+    """Compile the first launch of every kernel on every architecture, in as many processes as there are cores, but for those with cells in `kept`."""
+    known = kept or {}
+    cells = {kernel: known[kernel] for kernel, found in rows().items() if _is_kept(known.get(kernel), found)}
+    missing = [at for at, kernel in enumerate(rows()) if kernel not in cells]
+    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, max(len(missing), 1))
     # Numba holds one lock while it compiles: threads would wait for each other. Launches do not travel: every process plans them for itself.
-    with closing(parallel(_cells, None, range(len(rows())), workers, flag="")) as pool:
+    with closing(parallel(_cells, None, missing, workers, flag="")) as pool:
         for number, (_, made) in enumerate(pool, 1):
             cells |= made
-            say(f"{number} of {len(rows())}: {next(iter(made))[0]}")
+            say(f"{number} of {len(missing)}: {next(iter(made))[0]}")
     return Compiled(versions(), cells)
 
 
