@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, one_of
+from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 
 SUMMARY = "Write a trained network as an ONNX file (opset 21): layers for training alone and the loss are left out, weights keep their names."
@@ -53,5 +54,5 @@ def _export(flags: SimpleNamespace) -> int:
     if flags.json:
         print(json.dumps({"file": str(flags.file), "bytes": len(content), "opset": OPSET, "nodes": len(made.graph.node)}))
     else:
-        print(f"{flags.file}: {len(made.graph.node)} nodes of opset {OPSET}, {len(content):,} bytes", file=sys.stdout)
+        print(printable(f"{flags.file}: {len(made.graph.node)} nodes of opset {OPSET}, {len(content):,} bytes"), file=sys.stdout)
     return OK

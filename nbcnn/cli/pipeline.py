@@ -30,6 +30,7 @@ from nbcnn.cli.phases import Phases
 from nbcnn.cli.pipeline_job import INDEX, Job, classify_words, extract_words, read, settings, train_words
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             begun = read(own.resume)["words"]
         except (OSError, ValueError) as error:
-            print(f"nbcnn: error: {own.resume} holds no pipeline to resume ({error})", file=sys.stderr)
+            print(printable(f"nbcnn: error: {own.resume} holds no pipeline to resume ({error})"), file=sys.stderr)
             return getattr(error, "exit_code", 3)
         own, rest = made.parse_known_args([*begun, *words])
     given = train_flags.parse(rest)  # a mistake ends it here, in train's words
@@ -148,7 +149,7 @@ def _continues(job: Job, team: Team) -> Iterator[None]:
         yield
     except BaseException as error:
         if team.leads and job.begun and not job.quiet and exit_code(error) not in (USAGE, DIVERGED):
-            print(f"nbcnn: the pipeline has not ended; continue with\n  {job.command()}", file=sys.stderr, flush=True)
+            print(printable(f"nbcnn: the pipeline has not ended; continue with\n  {job.command()}"), file=sys.stderr, flush=True)
         raise
 
 
@@ -336,7 +337,7 @@ def _there(job: Job, part: Handed) -> Opened | None:
             return None
         found = read_features(job.features)
     except DataError as error:
-        print(f"nbcnn: warning: {error}: they are extracted again", file=sys.stderr, flush=True)
+        print(printable(f"nbcnn: warning: {error}: they are extracted again"), file=sys.stderr, flush=True)
         return None
     part.phases.mark("hashing")
     _say(job, f"2 of 3: the features in {job.features} are those of this checkpoint")
@@ -351,7 +352,7 @@ def _there(job: Job, part: Handed) -> Opened | None:
 
 def _say(job: Job, text: str) -> None:
     if job.leads and not job.quiet:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _report(job: Job, parts: dict[str, Handed]) -> dict[str, Any]:
@@ -394,7 +395,7 @@ def _tell(job: Job, report: dict[str, Any]) -> None:
         extracted = called("extract", shlex.join([str(job.run), "--out", str(job.features), *job.named("at", "mirror")]))
         lines.append(f"the classifier's file takes its support vectors from features, which this writes: {extracted}")
     lines.append(f"next: {called('report', shlex.join([str(job.run), '--features', str(job.features)]))}")
-    print("\n".join(lines))
+    print(printable("\n".join(lines)))
 
 
 def _ended_early(job: Job, parts: dict[str, Handed], behind: Behind, code: int) -> int:
@@ -403,5 +404,5 @@ def _ended_early(job: Job, parts: dict[str, Handed], behind: Behind, code: int) 
     if job.given.json:
         print(json.dumps(_report(job, parts)))
     else:
-        print(f"stopped at training step {parts['train'].found.get('step', 0):,} and saved; continue with\n  {job.command()}")
+        print(printable(f"stopped at training step {parts['train'].found.get('step', 0):,} and saved; continue with\n  {job.command()}"))
     return code

@@ -148,7 +148,7 @@ def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
     path = run / Path(which).name if run.is_dir() and not flags.checkpoint else files.found(run, flags.checkpoint)
     net = classifier.encoder(path, flags.mode or "auto", flags.precision)
     if not flags.quiet:
-        print(f"{net.mode} {net.precision} on {net.device_name}, {flags.classifier}; {len(paths):,} files", file=sys.stderr, flush=True)
+        print(printable(f"{net.mode} {net.precision} on {net.device_name}, {flags.classifier}; {len(paths):,} files"), file=sys.stderr, flush=True)
     names = classifier.origin.classes
 
     def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:

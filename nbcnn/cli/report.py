@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
+from nbcnn.files.quote import printable
 
 SUMMARY = "Write one HTML file that shows a run, or all results of a device; needs no GPU and no internet, nor does reading it."
 EXAMPLES = (
@@ -68,6 +69,6 @@ def _report(flags: SimpleNamespace) -> int:
         print(json.dumps({"report": str(path), "bytes": len(content), "missing": [vars(each) for each in missing]}))
         return OK
     for each in missing:
-        print(f"not measured: {each.what}" + "".join(f" ({words})" for words in (each.why, each.command) if words), file=sys.stderr)
-    print(f"{path}: {len(content) / 1024:,.0f} KiB, open it in any browser")
+        print(printable(f"not measured: {each.what}" + "".join(f" ({words})" for words in (each.why, each.command) if words)), file=sys.stderr)
+    print(printable(f"{path}: {len(content) / 1024:,.0f} KiB, open it in any browser"))
     return OK

@@ -15,6 +15,7 @@ from nbcnn.cli import train_run
 from nbcnn.cli.train_data import Material
 from nbcnn.dictionary import fit
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice, choose_mode
@@ -82,9 +83,10 @@ def fitted(
     if flags.json:
         print(json.dumps(told | {"fit_seconds": round(seconds, 3), "seconds": round(whole, 3), "parameters": net.params.count}))
         return 0
-    print(
+    said = (
         f"{data.name}, {net.mode} {net.precision}: {flags.model} fitted to {data.count:,} images in {seconds:.1f} s ({whole:.1f} s since the start)\n"
         f"run folder {run.path}: checkpoints\n"
         f"next: {called('extract', run.path)}"
     )
+    print(printable(said))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from scripts import TINY, exits, extract, message, train
 
-from nbcnn.cli import train_flags
+from nbcnn.cli import export, pipeline, report, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import Constant, Cosine
 
@@ -99,3 +100,16 @@ def test_a_config_of_another_data_set_is_quoted_short(tmp_path, capsys):
     text = message(capsys, exits(extract, [tmp_path / "run", "--mode", "cpu", "--quiet", "--out", tmp_path / "features"]), 3)
     assert "does not belong to" in text
     assert len(text) < 900
+
+
+def test_names_with_escape_sequences_are_printed_escaped_by_every_command_that_names_files(copied, tmp_path, capsys):
+    run = tmp_path / "r\x1b[31m"
+    copied.rename(run)
+    commands = [(report.main, [run]), (pipeline.main, ["--resume", run])]
+    if importlib.util.find_spec("onnx.checker"):
+        commands.append((export.main, [run, tmp_path / "o\x1b[1m.onnx"]))
+    for main, words in commands:
+        exits(main, words)
+        said = "".join(capsys.readouterr())
+        assert r"\x1b[" in said
+        assert "\x1b" not in said
