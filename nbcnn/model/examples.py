@@ -34,6 +34,31 @@ def from_dataset(x: Any, y: Any, validation: Any, labelled: bool, pixels: bool =
     return x.train_images, train, validation if validation is not None else (x.test_images, tests), x.name
 
 
+def set_aside(x: Any, y: Any, validation: Any, share: float, several: tuple[bool, bool]) -> tuple[Any, Any, Any]:
+    """x and y without the last `share` of their examples, and these as validation data. `several` says whether x and y are arrays in a tuple.
+
+    Raises UsageError for what cannot be divided so.
+    """
+    if validation is not None:
+        raise UsageError("validation_data and validation_split exclude each other: leave one out")
+    if hasattr(x, "train_images") or (callable(x) and not hasattr(x, "__array__")):
+        what = "a data set has its own test images" if hasattr(x, "train_images") else "x is a callable, whose batches nobody has together"
+        raise UsageError(f"validation_split is for arrays, and {what}: leave it out, or give validation_data")
+    count = len(x[0]) if several[0] else len(x)
+    kept = int(count * (1 - share))
+    if not 0 < kept < count:
+        raise UsageError(f"validation_split {share:g} of {count:,} examples leaves {kept:,} to train on and {count - kept:,} to validate by")
+    targets = y[0] if several[1] and y is not None else y
+    if targets is not None and len(targets) != count:
+        raise UsageError(f"there are {len(targets):,} targets for {count:,} examples: each example needs one")
+
+    def part(given: Any, many: bool, rows: slice) -> Any:
+        return None if given is None else tuple(each[rows] for each in given) if many else given[rows]
+
+    first, last = ((part(x, several[0], rows), part(y, several[1], rows)) for rows in (slice(kept), slice(kept, None)))
+    return first[0], first[0] if y is x else first[1], last[0] if y is None or y is x else last
+
+
 def batches_of(
     start: Callable[[int], Any],
     epoch: int,

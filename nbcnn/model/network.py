@@ -21,7 +21,7 @@ from nbcnn.gpu.arrays import DeviceArray, as_device_array
 from nbcnn.model import files, on_gpu
 from nbcnn.model.definition import of_values, with_loss
 from nbcnn.model.evaluation import evaluated, probabilities, split
-from nbcnn.model.examples import batches_of, from_dataset, targets_of, validation_of
+from nbcnn.model.examples import batches_of, from_dataset, set_aside, targets_of, validation_of
 from nbcnn.model.history import History
 from nbcnn.model.training import Data, Past, new_folder, train
 from nbcnn.model.turns import in_turn
@@ -223,6 +223,7 @@ class Model(Weights):
         batch_size: int | None = None,
         optimizer: Optimizer | None = None,
         validation_data: Any = None,
+        validation_split: float = 0.0,
         callbacks: Sequence[Callback] = (),
         run: Path | str | None = None,
         flip: bool = False,
@@ -252,6 +253,8 @@ class Model(Weights):
         batch_size       examples a training step; None is 64, or all if there are fewer. A callable's batches have their own.
         optimizer        `SGD(lr=…)`, `Adam(lr=…)`, `AdamW(lr=…)`, or one of your own (`nbcnn.optimizer`); None is SGD().
         validation_data  (x, y), or x for "mse", or a data set, of which the test images count: evaluated after every epoch, never trained on.
+        validation_split  the share of x and y, more than 0 and less than 1, that is set aside as validation data: the last examples, before any are
+                         shuffled, as Keras does it. Of arrays; data that are sorted by class are to be shuffled first.
         callbacks        of `nbcnn.Callback`: reading, epoch, end, close. One that raises ends the training with CallbackError.
         run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
         flip             mirror each image with probability 1/2.
@@ -269,7 +272,8 @@ class Model(Weights):
                          less memory, 0.69 of it for `resnet18` at batch 512 in bf16, and in more time. Where that would save none, nothing is.
 
         Ctrl-C ends it after the present step, and the history so far comes back with `interrupted`. Raises UsageError for what does not
-        fit, MemoryPlanError before anything large is allocated, Diverged (the weights are then the last finite ones).
+        fit, MemoryPlanError before anything large is allocated, Diverged (the weights are then the last finite ones). Warns (UserWarning) of floats
+        much larger than 1, and where a network for numbers (loss "mse") has learned nothing.
         """
         if self.loss is None:
             raise UsageError('the network has no loss: Model(layers, loss="cross_entropy") or loss="mse"')
@@ -283,6 +287,11 @@ class Model(Weights):
         if not isinstance(optimizer, Optimizer):
             known = "nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…)"
             raise UsageError(f"optimizer must be {known}, or one of your own by nbcnn.optimizer, got {quoted(optimizer)}")
+        check_number("fit", "validation_split", validation_split, below=1.0)
+        if validation_split:
+            graph = self._layers if isinstance(self._layers, Graph) else None
+            several = (len(graph.inputs) > 1, len(graph.outputs) > 1) if graph else (False, False)
+            x, y, validation_data = set_aside(x, y, validation_data, validation_split, several)
         augment = augment if isinstance(augment, Augment) else Augment.parse(augment)
         images: Any
         batches = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
 from nbcnn.model import files
 from nbcnn.model.history import History
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import Factor, Optimizer
 from nbcnn.run.session import TrainingSession
 from nbcnn.run.streaming import Batches
@@ -127,6 +129,7 @@ def train(
     try:
         result = trainer.fit()
         rows = trainer.rows
+        _warn(model, rows, targets, optimizer)
     except Diverged:
         trainer.go_back()
         raise
@@ -139,6 +142,23 @@ def train(
         if net.device.name == "gpu":
             gc.collect()
     return History(rows, result)
+
+
+def _warn(model: Model, rows: Sequence[Mapping[str, Any]], targets: Any, optimizer: Optimizer) -> None:
+    """Say so where a network that is to predict numbers has learned nothing after two epochs or more: its loss is that of their mean, or larger."""
+    if not isinstance(model.loss, MSE) or len(rows) < 2 or not isinstance(targets, np.ndarray) or targets.ndim != 2:
+        return
+    some = targets[:: -(-len(targets) // 65536)]  # all of them, of up to 65,536
+    constant, loss = float(some.var(axis=0, dtype=np.float64).mean()), rows[-1]["train_loss"]
+    if loss >= constant > 0:
+        rate = optimizer.lr if isinstance(optimizer.lr, float | int) else "its lr"
+        warnings.warn(
+            f"after {len(rows)} epochs the loss is {loss:.3g}, and always answering the mean of the targets has {constant:.3g}: nothing was learned. "
+            f"The learning rate may be too large "
+            f"({type(optimizer).__name__}, {rate if rate is not None else optimizer.own_lr}; try Adam() or a tenth), "
+            "or the targets: standardise them",
+            stacklevel=4,
+        )
 
 
 def _pictures(model: Model, title: str, images: np.ndarray, targets: np.ndarray | None) -> Pictures:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,50 @@ def test_one_layer_object_twice_in_a_list_is_refused_where_it_has_weights():
     assert nbcnn.Model([Linear(4), relu, drop, Linear(4), relu, drop], "mse", mode="cpu").build((4,)).net.params.count == 40
     x, layer = nbcnn.Input((4,)), Linear(4)
     assert nbcnn.Model(x, layer(layer(x)), "mse", mode="cpu").net.params.count == 20, "the line that the message shows"
+
+
+def test_the_last_examples_are_set_aside_before_any_are_shuffled():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (20, 4), dtype=np.uint8), np.arange(20) % 2
+
+    def fitted(*data, **options):
+        return nbcnn.Model([Linear(2)], "cross_entropy", mode="cpu").fit(*data, epochs=2, batch_size=4, verbose=0, **options)
+
+    split = fitted(x, y, validation_split=0.2)
+    by_hand = fitted(x[:16], y[:16], validation_data=(x[16:], y[16:]))
+    assert [split.history[name] for name in ("loss", "val_loss", "step")] == [by_hand.history[name] for name in ("loss", "val_loss", "step")]
+    assert fitted(list(x), list(y), validation_split=0.2).history["val_loss"] == split.history["val_loss"]
+    squares = [np.full((4, 4), number, np.uint8) for number in range(10)]  # a list of grey images is no tuple of inputs
+    assert (
+        "val_loss" in nbcnn.Model([Flatten(), Linear(2)], "cross_entropy", mode="cpu").fit(squares, y[:10], validation_split=0.2, verbose=0).history
+    )
+    a, b = nbcnn.Input((4,)), nbcnn.Input((4,))
+    both = nbcnn.Model([a, b], [Linear(2)(a), Linear(2)(b)], "mse", mode="cpu")
+    z = np.ones((20, 2), np.float32)
+    assert "val_loss" in both.fit((x, x), (z, z), validation_split=0.2, verbose=0).history
+    same = nbcnn.Model([Linear(4)], "mse", mode="cpu").fit(x, validation_split=0.5, verbose=0)
+    assert len(same.history["val_loss"]) == 1
+    for options, says in (
+        ({"validation_split": 1.0}, "validation_split"),
+        ({"validation_split": 0.99}, "leaves 0 to train on and 20 to validate by"),
+        ({"validation_split": 0.2, "validation_data": (x, y)}, "exclude each other"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            fitted(x, y, **options)
+    with pytest.raises(UsageError, match="x is a callable"):
+        fitted(lambda epoch: [(x, y)], validation_split=0.2)
+    with pytest.raises(UsageError, match="there are 19 targets for 20 examples"):
+        fitted(x, y[:19], validation_split=0.2)
+
+
+def test_a_network_for_numbers_that_has_learned_nothing_is_warned_of():
+    x = np.linspace(0, 1, 400, dtype=np.float32).reshape(100, 4)
+    y = 100 * x[:, 0]
+    layers = [Linear(32), ReLU(), Linear(1)]
+    with pytest.warns(
+        UserWarning, match=r"always answering the mean of the targets has 8\d\d: nothing was learned.*\(SGD, 0\.1; try Adam\(\) or a tenth\)"
+    ):
+        nbcnn.Model(layers, "mse", mode="cpu").fit(x, y, epochs=3, batch_size=10, optimizer=nbcnn.SGD(lr=0.1), verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nbcnn.Model(layers, "mse", mode="cpu").fit(x, y / 100, epochs=3, batch_size=10, optimizer=nbcnn.SGD(lr=0.1), verbose=0)
