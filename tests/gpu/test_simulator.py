@@ -83,6 +83,7 @@ OTHERS = (
     "test_pool.py",
     "test_processing.py",
     "test_pwconv1d_direct.py",
+    "test_random_graphs.py",
     "test_recompute.py",
     "test_resampling.py",
     "test_ridge.py",

@@ -119,10 +119,20 @@ def loss_in_float64(net, weights, x, targets):
 
 @pytest.mark.parametrize("seed", [*range(6), *full(*range(6, 150))])
 def test_loss_and_gradients_are_those_of_float64(seed):
+    against_float64(seed, "cpu")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_kernels_make_those_of_float64(device, seed):
+    against_float64(seed, ("naive", "tiled", "im2col")[seed % 3])
+
+
+def against_float64(seed, mode):
+    """Loss and slopes of a graph, fused in `mode` and not fused on the CPU, are those of float64."""
     graph, x, targets = graph_of(seed)
     made = []
-    for fusing in (True, False):
-        net = Net(graph, x.shape[1:], mode="cpu", seed=seed, fusing=fusing)
+    for where, fusing in ((mode, True), ("cpu", False)):
+        net = Net(graph, x.shape[1:], mode=where, seed=seed, fusing=fusing)
         made.append((net, *net.gradients(x, targets)))
     (_, loss, grads), (plain, plain_loss, _) = made
     weights = {name: value.astype(np.float64) for name, value in plain.params.as_dict().items()}
