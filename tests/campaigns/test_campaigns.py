@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 
 import pytest
+from compiled import full
 
-from campaigns import CAMPAIGNS, mutants, store
+from campaigns import CAMPAIGNS, broken_kernels, mutants, store
 from campaigns.runner import run
 
 
@@ -48,3 +51,32 @@ def test_dozens_of_mutants_of_each_format_are_read_or_refused_in_words(name, tmp
 @pytest.mark.parametrize("name", mutants.FORMATS)
 def test_two_thousand_mutants_of_each_format_are_read_or_refused_in_words(name, tmp_path):
     assert lost(name, range(20_000, 22_000), tmp_path) == []
+
+
+def test_mutants_of_kernels_are_of_all_kinds_and_those_that_may_survive_exist():
+    every = broken_kernels.mutants()
+    kinds = ["barrier", "bound", "operator", "order", "sign", "wait"]
+    assert sorted({mutant.kind for mutant in every}) == kinds
+    assert [str(mutant) for mutant in broken_kernels.sample(60)] == [str(mutant) for mutant in broken_kernels.sample(60)]
+    assert Counter(mutant.kind for mutant in broken_kernels.sample(60)) == dict.fromkeys(kinds, 10)
+    assert set(broken_kernels.SURVIVORS) <= set(map(str, every))
+
+
+BARRIER = "cuda.syncthreads()"
+TILED, SCATTER, FEW = "nbcnn/ops/conv/tiled.py", "nbcnn/ops/conv/thin/scatter.py", "nbcnn/ops/conv/simt/few_rows.py"
+
+
+@pytest.mark.parametrize(
+    ("file", "kernel", "before", "number", "after"),
+    [
+        # Images beyond those of a thread's first trip.
+        (TILED, "conv_wgrad_tiled_kernel", "range(first_image, N, teams)", 0, "range(first_image, min(N, teams), teams)"),
+        *full((TILED, "conv_image_tiled_kernel", BARRIER, 1, "pass"), (FEW, "few_rows_kernel", BARRIER, 0, "pass")),
+        *full((SCATTER, "thin_parts_kernel", BARRIER, 0, "pass"), (SCATTER, "thin_parts_kernel", BARRIER, 1, "pass")),
+    ],
+)
+def test_mutants_that_nothing_noticed_once_are_noticed(file, kernel, before, number, after, tmp_path):
+    source = (broken_kernels.ROOT / file).read_bytes()
+    start = [found.start() for found in re.finditer(re.escape(before.encode()), source)][number]
+    mutant = broken_kernels.Mutant(file, kernel, 0, "by hand", before, after, (start, start + len(before)))
+    assert broken_kernels.noticed(mutant, broken_kernels.copied(tmp_path))

@@ -1,0 +1,214 @@
+"""Mutants of kernels: one operator, bound, barrier, wait, sign or order is changed, and the tests that launch the kernel must notice.
+
+    python -m tests.campaigns.broken_kernels --count 60
+
+A seed makes one mutant of a kernel that the simulator runs. First its ops are checked as gradcheck does, with races looked for; what survives that
+is run by all parts of test_simulator.py, as pytest does. The survivors that change nothing stand in SURVIVORS, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 300
+"""A check that takes longer does not end any more: noticed."""
+SURVIVORS: dict[str, str] = json.loads(Path(__file__).with_name("broken_kernels.json").read_text())
+"""Mutants, as `str` writes them, that need not be noticed, and why."""
+BINARY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.BitAnd: ast.BitOr, ast.RShift: ast.LShift}
+COMPARED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+BARRIERS = ("syncthreads", "syncwarp", "warp_barrier", "threadfence", "cp_async_commit")
+WAITS = ("wait", "landed", "all_landed", "cluster_wait")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed piece of a kernel's source."""
+
+    file: str
+    kernel: str
+    line: int
+    kind: str
+    before: str
+    after: str
+    span: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.kernel}: {self.kind}, {self.before} -> {self.after}"
+
+
+@cache
+def kernels() -> dict[tuple[str, str], tuple[str, ...]]:
+    """{(file, name): ops} of the kernels that the simulator launches."""
+    parts = json.loads((ROOT / "tests" / "gpu" / "launched.json").read_text())
+    launched = {(f"{module.replace('.', '/')}.py", name.rpartition(".")[2]) for part in parts.values() for module, name in map(str.split, part)}
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| ([^|]*) \|", (ROOT / "docs" / "kernels.md").read_text(), re.M)
+    return {(file, name): tuple(ops.split(", ")) for name, file, ops in rows if (file, name) in launched}
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """(kind, what comes in its place) of every mutation of one node."""
+    made = copy.deepcopy(node)
+    if isinstance(made, ast.BinOp) and type(made.op) in BINARY:
+        made.op = BINARY[type(made.op)]()
+        yield "operator", made
+    elif isinstance(made, ast.Compare) and type(made.ops[0]) in COMPARED:
+        made.ops[0] = COMPARED[type(made.ops[0])]()
+        yield "bound", made
+    elif isinstance(made, ast.UnaryOp) and isinstance(made.op, ast.USub):
+        yield "sign", made.operand
+    elif isinstance(made, ast.AugAssign) and isinstance(made.op, ast.Add):
+        made.op = ast.Sub()
+        yield "sign", made
+    elif isinstance(made, ast.Expr) and isinstance(made.value, ast.Call):
+        called = ast.unparse(made.value.func).rpartition(".")[2]
+        if called in BARRIERS:
+            yield "barrier", ast.Pass()
+        elif called in WAITS:
+            yield "wait", ast.Pass()
+    elif isinstance(made, ast.Call) and ast.unparse(made.func) == "cp_async_wait":
+        made.args[0] = ast.BinOp(made.args[0], ast.Add(), ast.Constant(1))
+        yield "wait", made
+    elif isinstance(made, ast.Call) and ast.unparse(made.func) == "range" and len(made.args) > 1:
+        made.args[0] = ast.BinOp(made.args[0], ast.Add(), ast.Constant(1))
+        yield "order", made
+
+
+@cache
+def mutants() -> tuple[Mutant, ...]:
+    """Every mutant, in the order of the files."""
+    found = []
+    for file, name in sorted(kernels()):
+        source = (ROOT / file).read_text()
+        starts = [0]
+        for line in source.encode().splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        tree = list(ast.walk(ast.parse(source)))
+        for function in (each for each in tree if isinstance(each, ast.FunctionDef) and each.name == name):
+            waits = (each for each in tree if isinstance(each, ast.Call) and ast.unparse(each.func) == "cp_async_wait")  # of the factory
+            for node in (*waits, *(inner for statement in function.body for inner in ast.walk(statement))):
+                for kind, changed in changes(node):
+                    span = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+                    after = ast.unparse(changed)
+                    after = f"({after})" if isinstance(changed, ast.expr) else after
+                    found.append(Mutant(file, name, node.lineno, kind, source.encode()[span[0] : span[1]].decode(), after, span))
+    return tuple(found)
+
+
+def sample(count: int, seed: int = 0) -> list[Mutant]:
+    """`count` mutants: each kind as often as another, as far as there are any."""
+    by_kind: dict[str, list[Mutant]] = {}
+    for mutant in mutants():
+        by_kind.setdefault(mutant.kind, []).append(mutant)
+    chosen: list[Mutant] = []
+    for each in by_kind.values():
+        random.Random(seed).shuffle(each)
+    while len(chosen) < count and any(by_kind.values()):
+        chosen += [each.pop() for each in by_kind.values() if each]
+    return chosen[:count]
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the package and its tests."""
+    for name in ("nbcnn", "tests", "docs", "data", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "train.py", "extract_features.py", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def noticed(mutant: Mutant, folder: Path, whole: bool = True) -> str:
+    """What notices a mutant, in a word; empty if nothing does. `folder`: of `copied`."""
+    place = folder / mutant.file
+    right = place.read_bytes()
+    place.write_bytes(right[: mutant.span[0]] + mutant.after.encode() + right[mutant.span[1] :])
+    ops = kernels()[mutant.file, mutant.kernel]
+    try:
+        if not _passes(folder, [sys.executable, "-W", "ignore", __file__, "--ops", ",".join(ops)]):
+            return "gradcheck"
+        for name, files, marks in covering(mutant) if whole else ():
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", marks, *files]
+            if not _passes(folder, command):
+                return name
+        return ""
+    finally:
+        place.write_bytes(right)
+
+
+def covering(mutant: Mutant) -> Iterator[tuple[str, list[str], str]]:
+    """(name, files, marks) of what pytest runs in the simulator: the files that name the kernel's module, then each part that launches kernels."""
+    from gpu.test_simulator import CONVOLUTIONS, OTHERS, PARTS
+
+    places = {file: next((ROOT / "tests").rglob(file)) for part in PARTS.values() for file in part}
+    word = re.compile(rf"\b{Path(mutant.file).stem}\b|\b{Path(mutant.file).parent.name}\b")
+    near = [str(place.relative_to(ROOT)) for place in places.values() if word.search(place.read_text())]
+    if near:
+        yield "its own tests", near, "gpu and not full"
+    for name, part in PARTS.items():
+        yield name, [str(places[file].relative_to(ROOT)) for file in part], "gpu and not full" if part in (CONVOLUTIONS, OTHERS) else "not full"
+
+
+def _passes(folder: Path, command: list[str]) -> bool:
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"NBCNN_SIMULATOR": "1", "NBCNN_TEST_LAUNCHES": os.devnull}
+    try:
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=SECONDS).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def check(ops: str) -> int:
+    """In the copy, in the simulator: all that gradcheck has about ops; 1 at the first that is wrong, 0 too if gradcheck does not know them."""
+    from launches import watch_launches
+
+    from nbcnn.check import gradcheck
+
+    watch_launches()
+    known = {str(op) for op in {case.op for case in gradcheck.all_cases()} | set(gradcheck.GRADIENTS)}
+    wanted = [op for op in ops.split(",") if op in known]
+    return int(any(not finding.ok for finding in gradcheck.check(None, gradcheck.ops_of(",".join(wanted))))) if wanted else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so many")
+    parser.add_argument("--ops", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.ops is not None:
+        return check(given.ops)
+    sys.path.insert(0, str(ROOT / "tests"))  # what the tests share, as pytest has it
+    survived, justified = 0, 0
+    with tempfile.TemporaryDirectory() as made:
+        folder = copied(Path(made))
+        started = time.perf_counter()
+        for number, mutant in enumerate(sample(given.count, given.seed)):
+            if (begun := time.perf_counter()) - started > given.seconds:
+                print(f"{number} of {given.count} mutants were tried")
+                break
+            by = noticed(mutant, folder)
+            justified += not by and str(mutant) in SURVIVORS
+            survived += not by and str(mutant) not in SURVIVORS
+            print(f"{time.perf_counter() - begun:5.0f} s  {by or 'SURVIVED':12} line {mutant.line} of {mutant}", flush=True)
+    print(f"{given.count} mutants, {survived} survived, {justified} more survive and are justified")
+    return int(survived > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
