@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import played_warps
 import pytest
-from played_warps import Block, on_host
+from played_warps import Block, Stuck, on_host
 
 from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.one_op import Bound
@@ -169,6 +170,26 @@ def test_played_blocks_multiply_the_taps_of_their_phases(taps, pad, tile):
             assert sorted(got) == sorted(wanted(g, kind, phase, n0 // tile.BN * tile.BN))
     expected = [(p, n, w, h, i) for p in range(4) for n in range(0, g.K, 64) for w in range(0, 16, 8) for h in range(0, 16, 8) for i in range(g.N)]
     assert squares == Counter(expected)
+
+
+@pytest.mark.skipif(nb.SIMULATOR, reason="kernels are played in another way")
+@pytest.mark.parametrize("full", [True, False], ids=["full", "empty"])
+def test_played_blocks_that_wait_for_the_wrong_phase_fail(full, monkeypatch):
+    """Of the barriers of full stages, or of empty ones: numbers are read before they are there, or the block stands still."""
+    right, first = Block._wait, []
+
+    def wait(self, at, parity):
+        # The first to wait is the producer, for an empty stage: of a fresh barrier the phase before, 1, has ended. Consumers wait for phase 0 first.
+        kinds = self.__dict__.setdefault("kinds", {})
+        kind = kinds.setdefault(at, parity == 0)
+        first.append(at)
+        right(self, at, parity ^ (kind == full))
+
+    monkeypatch.setattr(Block, "_wait", wait)
+    monkeypatch.setattr(played_warps, "_SECONDS", 0.5)
+    with pytest.raises((Stuck, AssertionError)):
+        test_played_blocks_multiply_the_taps_of_their_phases(*PLAYED[0])
+    assert first
 
 
 @pytest.mark.skipif(nb.SIMULATOR, reason="kernels are played in another way")
