@@ -273,7 +273,7 @@ class Model(Weights):
 
         Ctrl-C ends it after the present step, and the history so far comes back with `interrupted`. Raises UsageError for what does not
         fit, MemoryPlanError before anything large is allocated, Diverged (the weights are then the last finite ones). Warns (UserWarning) of floats
-        much larger than 1, and where a network for numbers (loss "mse") has learned nothing.
+        much larger than 1, and where a network for numbers (loss "mse") is no better than their mean.
         """
         if self.loss is None:
             raise UsageError('the network has no loss: Model(layers, loss="cross_entropy") or loss="mse"')

@@ -18,7 +18,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.model import files
 from nbcnn.model.history import History
 from nbcnn.nn.losses import MSE
-from nbcnn.nn.optim import Factor, Optimizer
+from nbcnn.nn.optim import Factor, Optimizer, Schedule
 from nbcnn.run.session import TrainingSession
 from nbcnn.run.streaming import Batches
 from nbcnn.train.callbacks import ClassesOfPixels, Classification, Curves, Pictures, Plots, Progress
@@ -145,19 +145,18 @@ def train(
 
 
 def _warn(model: Model, rows: Sequence[Mapping[str, Any]], targets: Any, optimizer: Optimizer) -> None:
-    """Say so where a network that is to predict numbers has learned nothing after two epochs or more: its loss is that of their mean, or larger."""
+    """Say so where a network that is to predict numbers is no better than their mean after two epochs or more."""
     if not isinstance(model.loss, MSE) or len(rows) < 2 or not isinstance(targets, np.ndarray) or targets.ndim != 2:
         return
     some = targets[:: -(-len(targets) // 65536)]  # all of them, of up to 65,536
     constant, loss = float(some.var(axis=0, dtype=np.float64).mean()), rows[-1]["train_loss"]
     if loss >= constant > 0:
-        rate = optimizer.lr if isinstance(optimizer.lr, float | int) else "its lr"
+        rate = optimizer.own_lr if optimizer.lr is None else optimizer.lr
+        said = f"{type(optimizer).__name__}, {rate.lr if isinstance(rate, Schedule) else rate:g}"
         warnings.warn(
-            f"after {len(rows)} epochs the loss is {loss:.3g}, and always answering the mean of the targets has {constant:.3g}: nothing was learned. "
-            f"The learning rate may be too large "
-            f"({type(optimizer).__name__}, {rate if rate is not None else optimizer.own_lr}; try Adam() or a tenth), "
-            "or the targets: standardise them",
-            stacklevel=4,
+            f"after {len(rows)} epochs the loss is {loss:.3g}, no less than the {constant:.3g} of always answering the mean of the targets. If more "
+            f"epochs do not help, the learning rate is too large ({said}: try Adam() or a tenth), or the targets are: standardise them",
+            stacklevel=5,
         )
 
 
