@@ -21,7 +21,7 @@ from nbcnn.gpu.language import Function, jit
 
 SLOPE = "_slope"
 _SIGN = "(1.0 if {0} > 0.0 else -1.0 if {0} < 0.0 else 0.0 * {0})"
-"""Of NaN it is NaN."""
+"""The sign of a number; NaN stays NaN."""
 _RULES: dict[str, tuple[str, ...]] = {
     "exp": ("math.exp({0})",),
     "expm1": ("math.exp({0})",),

@@ -152,7 +152,7 @@ def noticed(mutant: Mutant, folder: Path, whole: bool = True) -> str:
 
 def covering(mutant: Mutant) -> Iterator[tuple[str, list[str], str]]:
     """(name, files, marks) of what pytest runs in the simulator: the files that name the kernel's module, then each part that launches kernels."""
-    from gpu.test_simulator import CONVOLUTIONS, OTHERS, PARTS
+    from gpu.test_simulator import CONVOLUTIONS, ELSEWHERE, PARTS
 
     places = {file: next((ROOT / "tests").rglob(file)) for part in PARTS.values() for file in part}
     word = re.compile(rf"\b{Path(mutant.file).stem}\b|\b{Path(mutant.file).parent.name}\b")
@@ -160,7 +160,7 @@ def covering(mutant: Mutant) -> Iterator[tuple[str, list[str], str]]:
     if near:
         yield "its own tests", near, "gpu and not full"
     for name, part in PARTS.items():
-        yield name, [str(places[file].relative_to(ROOT)) for file in part], "gpu and not full" if part in (CONVOLUTIONS, OTHERS) else "not full"
+        yield name, [str(places[file].relative_to(ROOT)) for file in part], "gpu and not full" if part in (CONVOLUTIONS, ELSEWHERE) else "not full"
 
 
 def _passes(folder: Path, command: list[str]) -> bool:

@@ -58,7 +58,7 @@ CONVOLUTIONS = (
     "test_net.py",
     "test_traffic.py",
 )
-OTHERS = (
+ELSEWHERE = (
     "test_callers_arrays.py",
     "test_conv_evonorm.py",
     "test_declare.py",
@@ -96,13 +96,13 @@ OTHERS = (
     "test_weighted_and_pairs.py",
     "test_winners.py",
 )
-FURTHER = (*CONVOLUTIONS, *OTHERS, "test_gpu_svm.py", "test_hopper_ladder.py")
+FURTHER = (*CONVOLUTIONS, *ELSEWHERE, "test_gpu_svm.py", "test_hopper_ladder.py")
 """Kernels that test_parity.py runs, too, in more shapes, those of no op, and the ladder for Hopper."""
 WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", "test_fusion_study.py", "test_s4convd.py", "test_study_times.py")
 """Commands and networks from end to end on simulated kernels: the kernels themselves have their cases in FILES."""
 
 
-PARTS = {"basic": BASIC, "parity": ("test_parity.py",), "convolutions": CONVOLUTIONS, "others": OTHERS}
+PARTS = {"basic": BASIC, "parity": ("test_parity.py",), "convolutions": CONVOLUTIONS, "others": ELSEWHERE}
 """What pytest runs in our simulator, a process each."""
 LAUNCHED = json.loads(Path(__file__).with_name("launched.json").read_text())
 """By part: the kernels that it launches and no part before it, as "module name"."""
@@ -124,7 +124,7 @@ BEYOND = {
 def test_a_part_passes_in_the_simulator(part, pytestconfig, tmp_path):
     """No race and nothing out of bounds in the first launches and the largest ones of every kernel; and every kernel of the list is launched."""
     marked = pytestconfig.getoption("markexpr")
-    marked = f"gpu and ({marked})" if PARTS[part] in (CONVOLUTIONS, OTHERS) else marked
+    marked = f"gpu and ({marked})" if PARTS[part] in (CONVOLUTIONS, ELSEWHERE) else marked
     passes(PARTS[part], OURS, marked, {LAUNCHES: str(tmp_path / "launched")})
     launched = read(tmp_path / "launched")
     assert set(LAUNCHED[part]) - set(launched) == set(), "launched no longer: give them a case, or make launched.json anew"
