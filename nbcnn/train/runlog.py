@@ -28,7 +28,7 @@ Row = dict[str, Any]
 """One epoch's metrics; "epoch" counts from 1."""
 
 
-_FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}}
+_FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}, "command?": [str]}
 """The form that every reader of config.json checks; each command checks further entries itself."""
 
 _OTHERS = {
@@ -150,9 +150,9 @@ class RunFolder:
             raise RunError(f"{self.path} is no run folder: {why}") from None
         except document.DocumentError as error:
             raise RunError(str(error)) from None
-        for part, form in _FORM.items():
+        for part in ("flags", "data"):
             held = config.get(part) if isinstance(config, dict) else None
-            absent = [name for name in form if not isinstance(held, dict) or name not in held]
+            absent = [name for name in _FORM[part] if not isinstance(held, dict) or name not in held]
             if absent:
                 raise RunError(f"{self.config_path} is no description of a run: {quoted(absent[0])} is missing in its {quoted(part)}")
         try:

@@ -7,6 +7,7 @@ Python, no longer than 20 s, no more than 1 GB. Seeds take the formats in turn.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import io
@@ -172,7 +173,7 @@ def changed(pick: Random, document: Any) -> Any:
         elif way == 4 and isinstance(place[at], str):
             place[at] = pick.choice((place[at] + "x", place[at][:-1], place[at].upper(), pick.choice(list(description.known_layers()))))
         else:
-            place[at] = pick.choice(VALUES)
+            place[at] = copy.deepcopy(pick.choice(VALUES))  # a later change may write into it
     return held[0]
 
 

@@ -121,7 +121,7 @@ def test_everything_works_where_only_the_package_is(installed, tmp_path):
     told = run(installed, tmp_path, "train", *QUICK, "--out", "run")
     assert "next: python -m nbcnn extract run" in told
     told = run(installed, tmp_path, "extract", "run", "--mode", "cpu", "--quiet")
-    assert "80 images × 8,192 features" in told
+    assert "80 images × 256 features" in told
     assert "next: python -m nbcnn classify features/digits" in told
     assert "digits, 40 training and 40 test images" in run(installed, tmp_path, "classify", "features/digits", "--device", "cpu", "--quiet")
     assert run(installed, tmp_path, "launch", "--nproc", "2", "train", *QUICK, "--out", "two")

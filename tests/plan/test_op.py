@@ -6,6 +6,7 @@ import pytest
 
 import nbcnn
 from nbcnn.modes import MODES, REFERENCES, named
+from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.op import Add, Keep, Loss, Map, Mask, Moments, Norm, Op, Pool, Sums, Unpool, undone
 from nbcnn.plan.roles import Role, role
 
@@ -128,3 +129,10 @@ def test_no_fused_op_is_written_by_its_name():
     }
     # PyTorch's forms are kept by the names that results have.
     assert {path for path, _ in found} <= {"lab/peers/ops.py"}
+
+
+def test_a_users_row_may_name_its_ops_by_text():
+    naive = MODES["naive", "fp32"]
+    own = {"conv_fprop": naive.fallbacks[0][1]["conv_fprop"]}
+    row = Row("own", "fp32", "gpu", "NCHW", (("own", own), *naive.fallbacks))
+    assert [str(op) for op in row.ops] == [str(op) for op in naive.ops]

@@ -223,7 +223,7 @@ def test_a_denoiser_is_trained_on_noise_and_draws_what_it_restores(tiny, tmp_pat
 def test_the_mean_of_the_last_channels_is_the_code(model, width, tiny, tmp_path, capsys):
     images = np.random.default_rng(0).integers(0, 256, (12, 1, 16, 16), np.uint8)
     np.savez(tmp_path / "set.npz", images=images, labels=np.arange(12) % 3)
-    words = ["--model", model, "--dataset", f"npz:{tmp_path / 'set.npz'}", "--mode", "cpu", "--batch", "5", "--epochs", "1", "--quiet"]
+    words = ["--model", model, "--dataset", f"npz:{tmp_path / 'set.npz'}", "--mode", "cpu", "--batch", "4", "--epochs", "1", "--quiet"]
     assert exits(train, [*words, "--out", tmp_path / "run"]) == 0
     saved = checkpoint.read(tmp_path / "run" / checkpoint.LAST)
     assert json.loads(saved.metadata["normalisation"])["mean"][0] == pytest.approx(images[:, 0].mean() / 255, abs=0.05)

@@ -46,4 +46,4 @@ class Row:
     @property
     def ops(self) -> list[Op]:
         """All ops in this row, by their names."""
-        return sorted({op for _, ops in self.fallbacks for op in ops})
+        return sorted({op for _, ops in self.fallbacks for op in ops}, key=str)  # a user's row may name an op by its text
