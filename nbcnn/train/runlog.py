@@ -28,7 +28,7 @@ Row = dict[str, Any]
 """One epoch's metrics; "epoch" counts from 1."""
 
 
-_FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}, "command?": [str]}
+_FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}, "command?": (str, [str])}
 """The form that every reader of config.json checks; each command checks further entries itself."""
 
 _OTHERS = {
@@ -130,7 +130,8 @@ class RunFolder:
         """Write config.json, in a new folder if need be. Raises UsageError for what could not be read again."""
         self.path.mkdir(parents=True, exist_ok=True)
         # A command may name files in bytes that are no UTF-8, which no document holds.
-        words = {"command": [os.fsencode(word).decode(errors="backslashreplace") for word in config["command"]]} if "command" in config else {}
+        command = config.get("command")  # older versions wrote one string
+        words = {"command": [os.fsencode(word).decode(errors="backslashreplace") for word in command]} if isinstance(command, list) else {}
         text = json.dumps({**config, **words}, indent=2, ensure_ascii=False) + "\n"
         atomic.replace_bytes(self.config_path, document.readable(text, str(self.config_path)).encode())
         self._config = dict(config)

@@ -460,7 +460,7 @@ def test_a_folder_without_a_config_is_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("command", [3.5, {"a": 1}, ["train", 7]])
-def test_a_config_whose_command_is_no_list_of_words_is_damaged(tmp_path, command):
+def test_a_config_whose_command_is_neither_text_nor_a_list_of_texts_is_damaged(tmp_path, command):
     config = {"flags": {"model": "autoencoder", "data_dir": "data"}, "data": {"name": "digits"}, "command": command}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(RunError, match=r"command(\[1\])? must be .*damaged"):
