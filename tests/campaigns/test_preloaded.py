@@ -76,6 +76,14 @@ def one_of_two(first, second, tmp_path):
     assert "is writing in" in found[1][1] or "is there already" in found[1][1], found
 
 
+def killed_when_there_is(path, process):
+    """Kill a process once it has written `path`, unless it ends before."""
+    while process.poll() is None and not path.exists():
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+
+
 # -- no flock
 
 
@@ -90,11 +98,7 @@ def test_without_flock_one_of_two_trainings_of_a_folder_runs(failing, tmp_path, 
 @pytest.mark.parametrize("error", NO_LOCKS, ids=errno.errorcode.get)
 def test_without_flock_a_killed_training_is_continued(failing, tmp_path, error):
     run, more = tmp_path / "run", failing("flock", error)
-    process = begun(TRAINING, [*FLAGS, "--out", run], more)
-    while process.poll() is None and not (run / LAST).exists():
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
+    killed_when_there_is(run / LAST, begun(TRAINING, [*FLAGS, "--out", run], more))
     assert ended(begun(TRAINING, continued(run), more))[0] == 0
     assert result(run) == kills.undisturbed()[0]
     assert not list(run.glob(".*"))
@@ -103,11 +107,7 @@ def test_without_flock_a_killed_training_is_continued(failing, tmp_path, error):
 @pytest.mark.parametrize("error", NO_LOCKS, ids=errno.errorcode.get)
 def test_without_flock_one_of_two_pipelines_of_a_folder_runs_and_a_killed_one_is_continued(failing, tmp_path, error):
     out, more = tmp_path / "out", failing("flock", error)
-    process = begun(PIPELINE, [*PIPED, "--out", out], more)
-    while process.poll() is None and not (out / "features").exists():
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
+    killed_when_there_is(out / "features", begun(PIPELINE, [*PIPED, "--out", out], more))
     found = sorted(ended(each) for each in [begun(PIPELINE, ["--resume", out, "--quiet"], more) for _ in range(2)])
     assert (tmp_path / "failed").exists()
     assert found[0][0] == 0, found
