@@ -74,7 +74,7 @@ def test_a_row_by_cost_takes_the_cheapest_that_it_knows():
 
 
 def test_the_networks_of_the_study_can_be_planned():
-    for name in ("lenet", "inverted"):
+    for name in ("lenet", "inverted", "large-windows", "few-groups", "rows-4"):
         assert engines.tasks([name], ["im2col"], Absent(), batches=(2,))
     assert set(engine_nets.STUDIED) < set(engine_nets.ALL)
 
