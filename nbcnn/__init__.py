@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nbcnn.datasets.arrays import Form
     from nbcnn.datasets.normalisation import Normalisation
     from nbcnn.files.errors import UsageError
+    from nbcnn.files.extras import PackageMissing
     from nbcnn.gpu.device import GpuUnavailable
     from nbcnn.gpu.select import use_device
     from nbcnn.model.declare import activation, loss, optimizer
@@ -68,6 +69,7 @@ _HOMES = {
     "datasets.arrays": ("Form",),
     "datasets.normalisation": ("Normalisation",),
     "files.errors": ("UsageError",),
+    "files.extras": ("PackageMissing",),
     "gpu.device": ("GpuUnavailable",),
     "gpu.select": ("use_device",),
     "model.declare": ("activation", "loss", "optimizer"),
@@ -164,6 +166,7 @@ __all__ = [
     "Normalisation",
     "OneCycle",
     "PReLU",
+    "PackageMissing",
     "Pad",
     "Permute",
     "Piecewise",

@@ -15,6 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from nbcnn.classify.blocks import Blocks
+from nbcnn.files import extras
 
 CACHE_MIB = 200
 _INTERPRETER_BYTES = 200 << 20
@@ -91,6 +92,7 @@ def worker_bytes(samples: int) -> int:
 
 def solve_pair(shared: tuple[Blocks, float], pair: tuple[int, int]) -> PairMachine:
     """Train one pair on its part of the kernel matrix; `shared` is (blocks, C)."""
+    extras.need("sklearn", "C-SVC without a GPU needs")
     from sklearn.svm import SVC
 
     blocks, C = shared

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from nbcnn.classify.processing import Processing
 from nbcnn.classify.scale import standard
 from nbcnn.datasets import Dataset
-from nbcnn.train.plots import write_png
+from nbcnn.files import extras
+from nbcnn.train.plots import Figure, write_png
 
 FILTERS, NEIGHBOURS, MAP = "filters.png", "neighbours.png", "map.png"
 SHOWN = 256
@@ -101,6 +101,7 @@ def neighbours(queries: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
 
 def plane(rows: np.ndarray, seed: int = 0) -> np.ndarray:
     """t-SNE of `rows` (n, F), n more than 50: points (n, 2), the same for the same rows and versions."""
+    extras.need("sklearn", "a map of features needs")
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

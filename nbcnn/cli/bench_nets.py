@@ -83,6 +83,7 @@ def check_predict(flags: SimpleNamespace) -> None:
 
 def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     """Measure every network in every precision; what is measured is saved at once."""
+    from nbcnn.files.extras import PackageMissing
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.measure import results
     from nbcnn.lab.peers.nets import FORMS
@@ -94,7 +95,7 @@ def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
     if flags.peer == "none":
-        raise RuntimeError(f"bench nets holds gradients against PyTorch's before it times them: {MISSING}")
+        raise PackageMissing(f"bench nets holds gradients against PyTorch's before it times them: {MISSING}")
     device, mode = Gpu().device_name, flags.mode or "tensorcore"
     how = {"mode": mode, "engine": flags.engine or "auto", "batch": flags.batch, "forms": flags.forms or FORMS[:2]}
     how["recompute"] = bool(flags.recompute)

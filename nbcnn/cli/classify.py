@@ -129,10 +129,9 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
     from nbcnn.classify import classifier, pipeline, report
     from nbcnn.classify.processing import parse
     from nbcnn.cli.part import Part
-    from nbcnn.files import lock
+    from nbcnn.files import extras, lock
     from nbcnn.files.atomic import make_folder
     from nbcnn.files.errors import UsageError
-    from nbcnn.train.plots import confusion as draw_confusion
 
     part = part or Part()
     part.phases.mark("imports")
@@ -142,7 +141,12 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
         raise UsageError(
             f"--search {wrong[0]} is of --machine {'svm' if ridge else 'ridge'}; --machine {args.machine or 'svm'} has {penalty} and gamma"
         )
-    on_gpu, why = _on_gpu(args.device or "auto")
+    on_gpu, why = on_gpu_of(args.device or "auto")
+    need_packages(args.machine or "svm", on_gpu)
+    draws = extras.installed("matplotlib")
+    if args.pictures:
+        extras.need("matplotlib", "--pictures needs")
+        extras.need("sklearn", "--pictures needs")
     team.agree("device", str(on_gpu).encode())
     given = given or _open(args.features, args.limit, args.kernel, verify=team.leads, beside=on_gpu)
     held, train_labels, test_labels, origin, sha256, verified = given
@@ -241,7 +245,10 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
             if name == ENCODER:
                 name_of = "kernel ridge" if ridge else "RBF SVM"
                 title = f"{origin.dataset}: {name_of} on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
-                part.behind(draw_confusion, out / "confusion.png", scores.confusion, names, title)
+                if draws:
+                    from nbcnn.train.plots import confusion
+
+                    part.behind(confusion, out / "confusion.png", scores.confusion, names, title)
                 classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, *portable)
                 if args.pictures:
                     result["pictures"] = _pictures(out, args.features, outcome, args.data_dir or data_dir_of(origin))
@@ -249,7 +256,15 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
             part.phases.mark("results")
 
     lines = [f"{origin.dataset}, {len(train_labels):,} training and {len(test_labels):,} test images\n"]
-    lines += [report.table(rows), "", tables[ENCODER], "", str(out / "classify.json"), str(out / "confusion.png"), str(out / classifier.NAME)]
+    lines += [
+        report.table(rows),
+        "",
+        tables[ENCODER],
+        "",
+        str(out / "classify.json"),
+        str(out / "confusion.png") if draws else f"no confusion.png ({extras.missing('matplotlib')})",
+        str(out / classifier.NAME),
+    ]
     part.results(result, "\n".join(lines), args.json)
     return OK
 
@@ -304,15 +319,23 @@ def _open(folder: Path, limit: int | None, kernel: str | None, verify: bool = Tr
     return [tuple(each[:limit] for each in sets)], train_labels, test_labels, features.origin, features.sha256, verified
 
 
-def _on_gpu(device: str) -> tuple[bool, str]:
+def need_packages(machine: str, on_gpu: bool) -> None:
+    """Raise PackageMissing unless what trains this machine is installed."""
+    from nbcnn.files import extras
+
+    if machine == "ridge" or not on_gpu:
+        extras.need("sklearn", f"--machine {machine}{'' if machine == 'ridge' else ' without a GPU'} needs")
+
+
+def on_gpu_of(device: str) -> tuple[bool, str]:
     """Whether the machine is trained on a GPU, and why. Raises GpuUnavailable if `device` is "gpu" and there is none."""
-    from nbcnn.gpu.device import GpuUnavailable, gpu_missing
+    from nbcnn.gpu.device import gpu_missing, unavailable
     from nbcnn.gpu.language import SIMULATOR
 
     # Imported here, so that a run on the CPU does not pay for the compiler's import.
     missing = None if device == "cpu" else gpu_missing() or ("the simulator is no GPU" if SIMULATOR and device == "auto" else None)
     if device == "gpu" and missing:
-        raise GpuUnavailable(missing)
+        raise unavailable(missing)
     on_gpu = device != "cpu" and not missing
     return on_gpu, "as asked" if device != "auto" else missing or "a GPU is there"
 

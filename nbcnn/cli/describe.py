@@ -140,7 +140,7 @@ def summary(result: Result, data: Material, session: Any, run: RunFolder, pictur
             f"best test loss {result.best_loss:.5f}, epoch {result.best_epoch}",
             f"trained {counted(result.step, 'step')} in {duration(result.seconds)}, {rate(result.images_per_second)} {data.noun}/s",
             *(pictures.lines() if pictures.outcome else []),
-            f"run folder {run.path}: metrics.csv, {pictures.files}, checkpoints",
+            f"run folder {run.path}: metrics.csv, checkpoints, {pictures.written}",
             *([f"next: {called(command, run.path)}"] if command else []),
         )
     )

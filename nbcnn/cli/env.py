@@ -158,9 +158,9 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
 
 def _nccl_problem() -> str | None:
     """None if NCCL is installed, else what to do."""
-    from nbcnn.ranks.collectives import MISSING
+    from nbcnn.files import extras
 
-    return None if version("nccl4py") else MISSING
+    return None if version("nccl4py") else f"training on more than one GPU needs {extras.missing('nccl')}"
 
 
 def _compile_problem() -> str | None:
@@ -185,6 +185,7 @@ def _compile_problem() -> str | None:
 
 
 def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | None) -> list[str]:
+    from nbcnn.files import extras
     from nbcnn.gpu.compiler import CHOSEN, SIMULATED_BY, missing
     from nbcnn.gpu.language import SIMULATOR
 
@@ -202,8 +203,8 @@ def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | 
         # Drivers from 580 on run CUDA 13; older ones CUDA 12.
         major = int(driver.split(".")[0]) if driver and driver[0].isdigit() else 580
         extra = "mlir" if CHOSEN == "mlir" else "cu13" if major >= 580 else "cu12"
-        older = "  (cu12 for drivers before 580)" if extra == "cu13" and not driver else ""
+        older = ""
         if extra == "mlir" and major < 580:
-            older = "  (it needs a driver from 580 on: without NBCNN_COMPILER the extra cu12 does)"
-        lines.append(f'the CUDA compiler is missing or broken: pip install -e ".[{extra}]"{older}')
+            older = " (it needs a driver from 580 on: without NBCNN_COMPILER the extra cu12 does)"
+        lines.append(f"the CUDA compiler is missing or broken: {extras.line(extra)}{older}")
     return lines

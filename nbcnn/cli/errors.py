@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from nbcnn.cli.process import ENDED, end_soon, unwritten
+from nbcnn.files import extras
 from nbcnn.files.quote import printable
 from nbcnn.gpu import faults
 from nbcnn.train.interrupt import Unwinding
@@ -49,8 +50,10 @@ def message(error: BaseException, without_gpu: str | Callable[[], str] = MODE_CP
     """What went wrong, where, and what to do; without a traceback."""
     if not hasattr(error, "exit_code"):
         error = faults.explained(error) or error
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").split(".")[0]) in extras.PACKAGES:
+        error = extras.PackageMissing(extras.missing(package))
     code, text = exit_code(error), str(error) or type(error).__name__
-    if code == NO_GPU:
+    if code == NO_GPU or (isinstance(error, extras.PackageMissing) and extras.for_a_gpu(text)):
         return "\n".join(
             (
                 " ".join(text.split()),

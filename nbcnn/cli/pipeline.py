@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
-from nbcnn.cli.classify import steps
+from nbcnn.cli.classify import need_packages, on_gpu_of, steps
 from nbcnn.cli.errors import DIVERGED, OK, USAGE, exit_code
 from nbcnn.cli.flags import Parser, flag, one_of, some_of
 from nbcnn.cli.part import Behind, Handed
@@ -154,7 +154,7 @@ def _continues(job: Job, team: Team) -> Iterator[None]:
 
 
 def _refuse(job: Job) -> None:
-    """Raise UsageError for flags of which a later part would say so."""
+    """Raise UsageError for flags, and PackageMissing for a package, of which a later part would say so."""
     from nbcnn.cli import recipes
     from nbcnn.nn import models
     from nbcnn.train.saved_net import cut
@@ -167,6 +167,7 @@ def _refuse(job: Job) -> None:
     penalty = {"svm": "C", "ridge": "lambda"}[machine]
     if wrong := [name for name in job.own.search or () if name not in (penalty, "gamma")]:
         raise UsageError(f"--search {wrong[0]} is not of --machine {machine}, which has {penalty} and gamma")
+    need_packages(machine, on_gpu_of("cpu" if job.on_cpu else "auto")[0])
 
 
 def _accepted(job: Job, data: Any) -> None:

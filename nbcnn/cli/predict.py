@@ -69,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _predict(flags: SimpleNamespace) -> int:
     from nbcnn.datasets.arrays import Form
+    from nbcnn.files import extras
     from nbcnn.files.errors import UsageError
     from nbcnn.gpu.select import use_device
     from nbcnn.model import files, pictures
@@ -76,6 +77,8 @@ def _predict(flags: SimpleNamespace) -> int:
 
     if flags.device:
         use_device(flags.device)
+    if flags.picture:
+        extras.need("matplotlib", "--picture needs")
     paths = pictures.files_in(flags.images)
     if flags.classifier:
         return _classify(flags, paths)

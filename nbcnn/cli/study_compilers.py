@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -35,8 +34,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.cli.env import version
+    from nbcnn.files import extras
     from nbcnn.gpu import kernel_store
-    from nbcnn.gpu.compiler import COMPILERS, CompilerMissing
+    from nbcnn.gpu.compiler import COMPILERS
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.measure import results
     from nbcnn.lab.studies import compilers, hopper
@@ -50,8 +50,8 @@ def _measure(flags: SimpleNamespace) -> int:
     gpu = Gpu()
     for name, package in COMPILERS.items():
         if version(package) is None and kernel_store.precompiled() is None:
-            how = importlib.import_module(f"nbcnn.gpu.backends.{name}").INSTALL
-            raise CompilerMissing(f"{package} is not installed, and there is no package of precompiled kernels: {how}")
+            extra = {"numba": "cu13", "mlir": "mlir"}[name]
+            raise extras.PackageMissing(f"{package} is not installed, and there is no package of precompiled kernels: {extras.line(extra)}")
     if gpu.capability != hopper.CAPABILITY:
         parts = [part for part in parts if part not in compilers.HOPPER]
         say("the ladder for Hopper is left out: it needs compute capability 9.0")

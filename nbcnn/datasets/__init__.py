@@ -13,6 +13,7 @@ from pathlib import Path
 from nbcnn.datasets import cifar10, digits, energy, folder, function, mnist, npz, own, photos, shapes
 from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, DataTooLarge, Log, Masks
 from nbcnn.datasets.series import SeriesDataset
+from nbcnn.files import extras
 from nbcnn.files.quote import printable, quoted
 from nbcnn.files.suggest import nearest
 
@@ -64,11 +65,13 @@ def load(
 
     Files are looked for in `data_dir`, and downloads go there; `photos`, `digits` and `shapes` need none. `download=False` or the
     environment variable NBCNN_OFFLINE=1 keeps it from the network. "auto" is CIFAR-10 if it is there or can be had quickly, else
-    `digits`, with a notice through `log`; "cifar10" never is anything else. `progress=False` silences downloads, not the notice.
+    `digits` (`shapes` without scikit-learn), with a notice through `log`; "cifar10" never is anything else. `progress=False` silences
+    downloads, not the notice.
 
     Behind a path, ?size=64x48&test-share=0.2 says how it is read (`nbcnn.datasets.own`); the name of what comes back has the path in full.
 
-    Raises UnknownDataset, DataMissing, DataCorrupt (both DataError, as is a file without permission), ValueError if `limit` < 1.
+    Raises UnknownDataset, DataMissing, DataCorrupt (both DataError, as is a file without permission), ValueError if `limit` < 1, and
+    PackageMissing for `photos` and `digits` without scikit-learn.
     """
     if name not in NAMES and not own.is_own(name):
         raise UnknownDataset(f"no data set {quoted(name)} (there are {', '.join(NAMES)}, folder:PATH, npz:PATH){nearest(name, NAMES)}")
@@ -126,7 +129,10 @@ def _load(name: str, where: Path, allowed: bool, log: Log, progress: Log | None)
 
 
 def _auto(folder: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:
-    """CIFAR-10 from `folder` or a fast mirror, else `digits`. Incomplete or damaged files of CIFAR-10 raise: nobody wants them passed over."""
+    """CIFAR-10 from `folder` or a fast mirror, else `digits`, or `shapes` without scikit-learn, which has the digits.
+
+    Incomplete or damaged files of CIFAR-10 raise: nobody wants them passed over.
+    """
     where = cifar10.find(folder)
     if where is None and allowed:
         try:
@@ -140,10 +146,14 @@ def _auto(folder: Path, allowed: bool, log: Log, progress: Log | None) -> Datase
     if cifar10.holds_pickles(folder):
         why += f"\n{cifar10.PICKLES}"
     bar = "!" * 100
+    if extras.installed("sklearn"):
+        chosen, what = digits.load(), "'digits', 1,797 handwritten digits of 8×8 pixels, with labels"
+    else:
+        chosen, what = shapes.load(), "'shapes', drawn circles, squares and the like, with labels"
+        why += f"\nFor handwritten digits: {extras.missing('sklearn')}"
     log(
-        f"{bar}\nNOT CIFAR-10: this run uses 'digits', 1,797 handwritten digits of 8×8 pixels, with labels.\nWhy: {why}\n"
+        f"{bar}\nNOT CIFAR-10: this run uses {what}.\nWhy: {why}\n"
         f"For CIFAR-10, put {cifar10.ARCHIVE} (from {cifar10.MIRRORS[-1]}) into {folder}/,\n"
         f"or run with --dataset cifar10, which waits for slow servers. --dataset photos and shapes need no internet either.\n{bar}"
     )
-    chosen = digits.load()
     return replace(chosen, source=f"{chosen.source}; used because CIFAR-10 was not available")

@@ -18,20 +18,13 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.extras import PackageMissing, named_in
 from nbcnn.files.variables import whole
 from nbcnn.gpu.backends import LETTERS as LETTERS
 from nbcnn.gpu.backends import Backend
 
-INSTALL = 'install the extra cu13, or cu12 for drivers before 580: pip install -e ".[cu13]"'
-"""What brings the compiler that is the default, the CUDA toolkit, and the bindings of the host's side."""
 COMPILERS = {"numba": "numba-cuda", "mlir": "numba-cuda-mlir"}
 """The compilers, by what NBCNN_COMPILER may be, and the packages that they are."""
-
-
-class CompilerMissing(RuntimeError):
-    """The compiler is not installed or cannot be imported; the message names the extra that brings it."""
-
-    exit_code = 4
 
 
 def _asked(variable: str) -> int:
@@ -72,13 +65,13 @@ def missing() -> str | None:
 def numba_cuda() -> Any:
     """The compiler's module `cuda` (`numba.cuda` or `numba_cuda_mlir.cuda`), imported and made ready; in a simulator what stands for it.
 
-    Raises CompilerMissing.
+    Raises PackageMissing, or UsageError where Numba simulates and nbcnn does not.
     """
     if LOCKSTEP:
         return importlib.import_module("nbcnn.gpu.lockstep.host")
     module, reason = backend().opened()
     if module is None:
-        raise CompilerMissing(reason)
+        raise PackageMissing(reason) if named_in(reason) else UsageError(reason)
     return module
 
 

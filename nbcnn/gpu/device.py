@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.extras import PackageMissing, named_in
 from nbcnn.gpu import compiler, driver, memory
 from nbcnn.gpu.capture import ALONE, MAIN, CapturedGraph
 from nbcnn.gpu.compiler import SIMULATOR, numba_cuda
@@ -78,14 +79,19 @@ def gpu_missing() -> str | None:
     return None
 
 
+def unavailable(reason: str) -> Exception:
+    """The error to raise where `gpu_missing` gave a reason: PackageMissing where a package is what is missing, else GpuUnavailable."""
+    return PackageMissing(reason) if named_in(reason) else GpuUnavailable(reason)
+
+
 def cpu_instead() -> str | None:
     """Why what may run on either takes the CPU, in words; None where it takes a GPU.
 
-    Raises GpuUnavailable if `nbcnn.use_device` chose a GPU by its name, and there is none.
+    Raises GpuUnavailable if `nbcnn.use_device` chose a GPU by its name, and there is none; PackageMissing where what uses one is not installed.
     """
     missing = refused() or gpu_missing()
     if missing and (name := demanded()):
-        raise GpuUnavailable(f"there is no {name}, which was asked for by its name: {missing}. Ask for no device, or for cpu, to run on the CPU")
+        raise unavailable(f"there is no {name}, which was asked for by its name: {missing}. Ask for no device, or for cpu, to run on the CPU")
     return missing
 
 
@@ -180,7 +186,7 @@ class Gpu(_Place):
     def __init__(self) -> None:
         reason = gpu_missing()
         if reason:
-            raise GpuUnavailable(reason)
+            raise unavailable(reason)
         self.stream: Any = 0 if SIMULATOR else driver.Stream()
         self._side: Any = None
         self.target = target_of_gpu()

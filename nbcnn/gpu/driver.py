@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files import extras
 from nbcnn.gpu import faults
-from nbcnn.gpu.compiler import INSTALL, SIMULATOR, bindings
+from nbcnn.gpu.compiler import SIMULATOR, bindings
 
 WARP = 32
 
@@ -54,10 +55,8 @@ def _usable() -> Any:
     global _asked
     try:
         api = bindings("driver")
-    except ModuleNotFoundError as error:
-        raise DriverMissing(f"NVIDIA's cuda-bindings is not installed ({error}): {INSTALL}") from None
     except Exception as error:  # a version that this Python does not go with: each fails in its own way
-        raise DriverMissing(f"NVIDIA's cuda-bindings cannot be imported ({type(error).__name__}: {error}): {INSTALL}") from None
+        raise DriverMissing(extras.broken("cuda", error)) from None
     _asked = True
     try:
         status = api.cuInit(0)[0]

@@ -203,7 +203,7 @@ def files_in(target: Path | None) -> Iterator[Path]:
 
 
 def compile_now(wanted: Wanted, key: str) -> Stored:
-    """Compile in this process, without a GPU. Raises CompilerMissing, and whatever Numba, NVVM and nvJitLink raise."""
+    """Compile in this process, without a GPU. Raises PackageMissing, and whatever Numba, NVVM and nvJitLink raise."""
     began = time.perf_counter()
     cubin, entry = compiled(wanted.kernel.resolve(), wanted.types, wanted.arch)
     header = {

@@ -54,7 +54,7 @@ class Description:
         raise TypeError(f"{self!r} is for kernels: the host cannot call it")
 
     def resolve(self) -> Any:
-        """What it stands for, the same object every time. Raises CompilerMissing without Numba-CUDA."""
+        """What it stands for, the same object every time. Raises PackageMissing without Numba-CUDA."""
         raise NotImplementedError
 
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbcnn.onnx.errors import OnnxError, OnnxMissing, UnsupportedNodes
+from nbcnn.onnx.errors import OnnxError, UnsupportedNodes
 
 if TYPE_CHECKING:
     from nbcnn.model.network import Model
 
-__all__ = ["OnnxError", "OnnxMissing", "UnsupportedNodes", "from_onnx", "to_onnx"]
+__all__ = ["OnnxError", "UnsupportedNodes", "from_onnx", "to_onnx"]
 
 
 def to_onnx(model: Model, *, batch: int | None = None) -> Any:
@@ -29,7 +29,7 @@ def to_onnx(model: Model, *, batch: int | None = None) -> Any:
     Outputs are what `Model.predict` gives. `batch` is the number of examples, None any. Layers that are there for training alone (Dropout,
     Noise, MaskSquares) and the loss are left out; weights have the names of the model's. Write it by onnx.save(made, path).
 
-    Raises UsageError before the model is built, UnsupportedNodes for layers that ONNX has no ops for (all of them are named), OnnxMissing.
+    Raises UsageError before the model is built, UnsupportedNodes for layers that ONNX has no ops for (all of them are named), PackageMissing.
 
     Example:
         >>> import nbcnn, nbcnn.onnx
@@ -65,7 +65,7 @@ def from_onnx(
     number, in the order of the file; outputs likewise. A file that `to_onnx` made gives a model that takes the same arrays as the first one.
 
     Raises OnnxError (exit code 3) for what is no ONNX file, damaged, or asks for files elsewhere; UnsupportedNodes, one of them, which names all
-    nodes that are not taken, with the reason; OnnxMissing, UsageError, GpuUnavailable.
+    nodes that are not taken, with the reason; PackageMissing, UsageError, GpuUnavailable.
 
     Example:
         >>> import numpy as np, nbcnn, nbcnn.onnx

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nbcnn.files import extras
 from nbcnn.files.errors import Whole
 from nbcnn.files.quote import printable
 
@@ -25,12 +26,6 @@ class UnsupportedNodes(Whole, OnnxError):
         self.reasons = reasons
         more = [f"and {len(reasons) - SHOWN:,} more"] if len(reasons) > SHOWN else []
         super().__init__("\n  ".join((what, *(printable(each)[:LONGEST] for each in reasons[:SHOWN]), *more)))
-
-
-class OnnxMissing(Exception):
-    """The package onnx is not installed."""
-
-    exit_code = 1
 
 
 class Unsupported(Exception):
@@ -58,10 +53,10 @@ def grouped(problems: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def onnx_package() -> Any:
-    """The package onnx, imported. Raises OnnxMissing."""
+    """The package onnx, imported. Raises PackageMissing."""
     try:
         import onnx
         from onnx import ModelProto  # noqa: F401  # a folder of that name is no package onnx
     except ImportError as error:
-        raise OnnxMissing(f'ONNX files need the package onnx, which cannot be imported ({error}): pip install "nbcnn[onnx]"') from None
+        raise extras.PackageMissing(f"ONNX files need the package onnx: {extras.broken('onnx', error)}", name="onnx") from None
     return onnx

@@ -6,21 +6,13 @@ its CUDA graph; the array becomes Σ_r weight_r · array_r on every rank, the sa
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import Any, Protocol
 
 import numpy as np
 
+from nbcnn.files import extras
 from nbcnn.ranks.sockets import Star, broadcast, gather
-
-MISSING = "training on more than one GPU needs NCCL: pip install 'nbcnn[nccl]' (nccl4py and nvidia-nccl-cu13)"
-
-
-class NcclMissing(RuntimeError):
-    """NCCL is not installed."""
-
-    exit_code = 1
 
 
 class Collective(Protocol):
@@ -79,12 +71,11 @@ class _SocketSum:
 class Nccl:
     """NCCL on this process's one visible GPU. `star` carries the 128 bytes by which the ranks find each other.
 
-    Raises NcclMissing without nccl4py. NVLink multicast (NVLS) stays off: on some shared machines it puts other users' GPUs out of service.
+    Raises PackageMissing without nccl4py. NVLink multicast (NVLS) stays off: on some shared machines it puts other users' GPUs out of service.
     """
 
     def __init__(self, star: Star) -> None:
-        if importlib.util.find_spec("nccl") is None:
-            raise NcclMissing(MISSING)
+        extras.need("nccl", "training on more than one GPU needs")
         os.environ["NCCL_NVLS_ENABLE"] = "0"
         from nccl.core import SUM, Communicator, UniqueId, get_unique_id
 

@@ -58,7 +58,7 @@ def engine_of(capability: tuple[int, int], row: Row | None = None) -> str:
 def peaks_of(device: Any, row: Row | None = None) -> Ceilings | None:
     """The peaks of a GPU for the engine of `row`; None for a host, in the simulator, and where a driver answers what cannot be.
 
-    The first call of a process compiles and runs a kernel, of a GPU that shares its memory with the host a second one. Raises CompilerMissing.
+    The first call of a process compiles and runs a kernel, of a GPU that shares its memory with the host a second one. Raises PackageMissing.
     """
     if device.name == "host" or SIMULATOR:
         return None

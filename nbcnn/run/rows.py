@@ -8,7 +8,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu import device
-from nbcnn.gpu.device import GpuUnavailable, capability_of_gpu
+from nbcnn.gpu.device import capability_of_gpu
 from nbcnn.gpu.select import refused
 from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
 from nbcnn.ops.kernel.row import Row
@@ -61,7 +61,7 @@ def choose_mode(
         raise UsageError(f"mode {mode} has no precision {quoted(precision)}; it has {', '.join(p for m, p in MODES if m == mode)}")
     row = MODES[mode, precision]
     if row.device == "gpu" and missing:
-        raise GpuUnavailable(missing)
+        raise device.unavailable(missing)
     if engine != "auto":
         if mode != "tensorcore":
             raise UsageError(f"--engine {engine} belongs to mode tensorcore, this is {mode}")

@@ -7,7 +7,11 @@ All three take (n, features), or images (n, C, H, W), as `X`. Every fit of a net
 processes share one GPU, each with the memory that its network needs, so they gain nothing there; on the CPU they take a core each.
 """
 
-from nbcnn.sklearn.networks import ConvAutoencoder, ConvClassifier
-from nbcnn.sklearn.svc import RBFSVC
+from nbcnn.files import extras
+
+extras.need("sklearn", "nbcnn.sklearn needs")
+
+from nbcnn.sklearn.networks import ConvAutoencoder, ConvClassifier  # noqa: E402
+from nbcnn.sklearn.svc import RBFSVC  # noqa: E402
 
 __all__ = ["RBFSVC", "ConvAutoencoder", "ConvClassifier"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbcnn.files import extras
 from nbcnn.files.errors import UsageError, Whole
 from nbcnn.model.files import Loaded
 
@@ -32,11 +33,8 @@ class Unsupported(Whole, UsageError):
 
 
 def _needed() -> None:
-    """Raise UsageError if PyTorch is not installed."""
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError:
-        raise UsageError("nbcnn.torch needs PyTorch, which is not installed: pip install 'nbcnn[torch]'") from None
+    """Raise PackageMissing if PyTorch is not installed."""
+    extras.need("torch", "nbcnn.torch needs")
 
 
 def from_module(module: Any, example: Any, *, loss: Any = None, mode: str = "auto", precision: str | None = None, **options: Any) -> Any:

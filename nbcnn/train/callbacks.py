@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TextIO
 
 import numpy as np
 
+from nbcnn.files import extras
 from nbcnn.nn.layer import whole_number
 from nbcnn.nn.optim import check_number
 from nbcnn.run import timeline
@@ -186,6 +187,7 @@ class Pictures(Callback):
     files    the names of what it writes into the run folder.
     command  the command of nbcnn that can use the finished run; empty if there is none.
     outcome  further results of the ended run, for --json.
+    draws    whether Matplotlib is installed; where it is not, no picture is drawn, and `written` says so.
     behind   called with a function that draws and its arguments; it may draw beside what comes after the training. None: drawn at once.
     """
 
@@ -195,10 +197,19 @@ class Pictures(Callback):
 
     def __init__(self) -> None:
         self.outcome: dict[str, Any] = {}
+        self.draws = extras.installed("matplotlib")
         self._importing: threading.Thread | None = None
 
+    @property
+    def written(self) -> str:
+        """The names of `files` that are written, and why no pictures are where there are none."""
+        if self.draws:
+            return self.files
+        others = [name for name in self.files.split(", ") if not name.endswith(".png")]
+        return ", ".join([*others, f"no pictures ({extras.missing('matplotlib')})"])
+
     def reading(self, trainer: Trainer, reading: Reading) -> None:
-        if self._importing is None:
+        if self.draws and self._importing is None:
             # No daemon: Python 3.13 that ends while another thread imports an extension module ends in a segmentation fault.
             self._importing = threading.Thread(target=_import_plots, name="importing Matplotlib")
             self._importing.start()
@@ -230,11 +241,11 @@ class Curves(Pictures):
         self._drawn = time.perf_counter()
 
     def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
-        if epoch.epoch < trainer.epochs and time.perf_counter() - self._drawn >= REDRAW_SECONDS:
+        if self.draws and epoch.epoch < trainer.epochs and time.perf_counter() - self._drawn >= REDRAW_SECONDS:
             self._draw(trainer)
 
     def end(self, trainer: Trainer, result: Result) -> None:
-        if trainer.rows and not result.interrupted:
+        if self.draws and trainer.rows and not result.interrupted:
             self._draw(trainer)
 
     def _draw(self, trainer: Trainer) -> None:
@@ -355,7 +366,7 @@ class Forecasts(Pictures):
         if not trainer.rows or result.interrupted:
             return
         from nbcnn.files import atomic
-        from nbcnn.train import forecast, plots
+        from nbcnn.train import forecast
 
         data, run = self.data, trainer.run
         batch = min(trainer.session.batch, len(data.starts["test"]))
@@ -364,6 +375,10 @@ class Forecasts(Pictures):
         logs, truth = data.logs(np.concatenate([part.reshape(-1) for part in made]), windows), data.truth("test")
         self.outcome = {"rmsle": {"network": forecast.rmsle(logs, truth), **forecast.baselines(data)}}
         atomic.replace_bytes(run.path / "forecast.json", (json.dumps(self.outcome | {"windows": len(truth)}, indent=2) + "\n").encode())
+        if not self.draws:
+            return
+        from nbcnn.train import plots
+
         plots.curves(run.curves, trainer.rows, self.title)
         rows = forecast.stretch(data, "test")
         hours = trainer.session.net.predict(rows.series(), batch)

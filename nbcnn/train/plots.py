@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter, MaxNLocator, PercentFormatter
 
 from nbcnn.datasets.masks import palette
-from nbcnn.files import atomic
+from nbcnn.files import atomic, extras
+
+try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import LogFormatter, MaxNLocator, PercentFormatter
+except ModuleNotFoundError:
+    extras.need("matplotlib", "pictures need")
+    raise
 
 # Okabe and Ito's blue and vermilion: told apart with every kind of colour vision.
 TRAIN, TEST = "#0072B2", "#D55E00"

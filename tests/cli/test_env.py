@@ -28,11 +28,11 @@ def test_env_reports_versions_and_what_works(capsys):
     ("driver", "gpu", "compiles", "says"),
     [
         ("580.65.06", None, None, "everything works"),
-        ("580.65.06", None, "no NVVM", 'pip install -e ".[cu13]"'),
-        ("535.183.01", None, "no NVVM", 'pip install -e ".[cu12]"'),
+        ("580.65.06", None, "no NVVM", 'pip install "nbcnn[cu13]"'),
+        ("535.183.01", None, "no NVVM", 'pip install "nbcnn[cu12]"'),
         ("580.65.06", "no device", None, "no GPU can be used: no device"),
         (None, "no driver", None, "uses the CPU"),
-        (None, "no driver", "no NVVM", 'pip install -e ".[cu13]"'),
+        (None, "no driver", "no NVVM", 'pip install "nbcnn[cu13]"'),
     ],
 )
 def test_env_says_what_to_install(driver, gpu, compiles, says, monkeypatch):

@@ -110,7 +110,7 @@ def test_the_first_command_installs_the_compiler_where_there_is_a_driver(driver,
         (tmp_path / name).chmod(0o755)
     words = line.split(" && ", 2)[2].rpartition(" && ")[0]
     done = subprocess.run(["/bin/sh", "-c", words], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "install|-e|.[cu13]|" if driver else "install|-e|.|"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"install|-e|.[plots,svm{',cu13' if driver else ''}]|"), done.stderr
 
 
 def test_the_size_of_the_wheel_that_the_page_names():

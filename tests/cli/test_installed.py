@@ -75,7 +75,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert not [name for name in names if "/tests/" in name or "__pycache__" in name or name.endswith((".pyc", ".safetensors", ".ipynb"))]
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "nbcnn").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert {name for name in names if name.startswith("nbcnn/")} == package
-    assert {"cu12", "cu13", "nccl", "onnx", "onnx-tests", "torch", "mlir", "dev", "docs"} == {
+    assert {"plots", "svm", "cu12", "cu13", "nccl", "onnx", "onnx-tests", "torch", "mlir", "dev", "docs"} == {
         line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra: ")
     }
     assert wheel.stat().st_size < 2_500_000  # 600 modules and the results; no data set, no kernels

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbcnn import datasets
+from nbcnn import PackageMissing, datasets
 from nbcnn.datasets import DataCorrupt, DataMissing, Dataset, UnknownDataset, bundled, mnist, photos, shapes
+from nbcnn.files import extras
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -191,8 +192,20 @@ def test_bundled_files_that_are_not_there_are_named(monkeypatch):
     with pytest.raises(DataMissing, match=r"other\.csv is missing"):
         bundled.path("data/other.csv")
     monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataMissing, match="pip install scikit-learn"):
+    with pytest.raises(PackageMissing, match=r'pip install "nbcnn\[svm\]"'):
         datasets.load("digits")
+
+
+def test_auto_without_scikit_learn_is_shapes_and_says_how_to_have_digits(monkeypatch, tmp_path):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    said = []
+    found = datasets.load("auto", download=False, log=said.append)
+    assert found.name == "shapes"
+    assert found.source.endswith("used because CIFAR-10 was not available")
+    assert "this run uses 'shapes'" in said[0]
+    assert 'For handwritten digits: scikit-learn is not installed: pip install "nbcnn[svm]"' in said[0]
 
 
 def test_digits_are_scikit_learns_digits():

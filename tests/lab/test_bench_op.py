@@ -248,7 +248,7 @@ def test_a_missing_peer_is_said_and_passed_over(quick, capsys, monkeypatch):
     argv = ["bench", "relu_fprop", "--mode", "cpu", "--shape", "2,3,4,4", "--iters", "1", "--cache", "hot", "--seconds", "0.01", "--peer", "torch"]
     assert __main__.main(argv) == 0
     captured = capsys.readouterr()
-    assert "pip install torch" in captured.err
+    assert 'pip install "nbcnn[torch]"' in captured.err
     assert "hot" in captured.out
 
 

@@ -208,7 +208,7 @@ def test_a_network_that_failed_parity_makes_the_command_fail(h200, monkeypatch, 
 def test_nothing_is_timed_without_pytorch(h200, monkeypatch, capsys):
     monkeypatch.setattr(torch_step, "available", lambda: False)
     assert exits(bench.main, ["nets"]) == 1
-    assert "pip install torch" in capsys.readouterr().err
+    assert 'pip install "nbcnn[torch]"' in capsys.readouterr().err
 
 
 def test_every_mode_of_the_table_is_known_to_the_precisions():

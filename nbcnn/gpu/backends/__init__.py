@@ -20,8 +20,6 @@ LETTERS = {"uint16": "h", "uint32": "r", "int32": "r", "uint64": "l", "int64": "
 class Backend(Protocol):
     """A compiler: a module with these names."""
 
-    INSTALL: str
-    """What brings it, for people."""
     ROOT: str
     """The package in which it keeps `types` and `core`."""
 

@@ -13,9 +13,9 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
+from nbcnn.files import extras
 from nbcnn.gpu.backends import LETTERS, capability, constraints, letters, tied, typer
 
-INSTALL = 'install the extra mlir: pip install "nbcnn[mlir]"'
 ROOT = "numba_cuda_mlir.numba_cuda"
 
 
@@ -25,11 +25,8 @@ def opened() -> tuple[Any, str]:
     try:
         from numba_cuda_mlir import cuda
         from numba_cuda_mlir.numba_cuda.core import errors
-    except ModuleNotFoundError as error:
-        found = "is not installed" if (error.name or "").split(".")[0] == "numba_cuda_mlir" else f"lacks a package ({error})"
-        return None, f"numba-cuda-mlir {found}: {INSTALL}"
     except Exception as error:  # a version of NumPy or of the C library that it does not go with: each fails in its own way
-        return None, f"numba-cuda-mlir cannot be imported ({type(error).__name__}: {error}): {INSTALL}"
+        return None, extras.broken("numba_cuda_mlir", error)
     warnings.simplefilter("ignore", errors.NumbaPerformanceWarning)
     from nbcnn.gpu.backends import mlir32, mlir_passes  # noqa: F401
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files import extras
 from nbcnn.gpu import simulator
 from nbcnn.gpu.backends import capability, constraints, letters, tied, typer
-from nbcnn.gpu.compiler import INSTALL, NUMBA_SIMULATOR
+from nbcnn.gpu.compiler import NUMBA_SIMULATOR
 
 ROOT = "numba.cuda"
 
@@ -34,11 +35,8 @@ def opened() -> tuple[Any, str]:
             # numba-cuda 0.30 takes `row_stack` from NumPy, which left it out in 2.5: it was another name of `vstack`. Others shall not see it.
             with _exchanged(np, "row_stack", np.vstack):
                 importlib.import_module("numba.cuda.np.arrayobj")
-    except ModuleNotFoundError as error:
-        found = "is not installed" if (error.name or "").split(".")[0] in ("numba", "numba_cuda") else f"lacks a package ({error})"
-        return None, f"Numba-CUDA {found}: {INSTALL}"
     except Exception as error:  # a version of NumPy or of Numba that it does not go with: each fails in its own way
-        return None, f"Numba-CUDA cannot be imported ({type(error).__name__}: {error}): {INSTALL}"
+        return None, extras.broken("numba", error)
     # One block of a small test shape is no performance problem, and users cannot act on the message.
     warnings.simplefilter("ignore", errors.NumbaPerformanceWarning)
     if bool(config.ENABLE_CUDASIM) != NUMBA_SIMULATOR:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.datasets import Dataset, load
+from nbcnn.files.extras import PackageMissing
 from nbcnn.lab.peers.torch_step import MISSING, available, captured
 from nbcnn.nn.optim import Piecewise
 
@@ -222,7 +224,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=None, help="write the results to this JSON file")
     args = parser.parse_args(argv)
     if not available():
-        parser.error(MISSING)
+        print(f"nbcnn: error: {MISSING}", file=sys.stderr)
+        return PackageMissing.exit_code
     data = load("cifar10", data_dir=args.data_dir, limit=args.limit)
     once = partial(train, data, epochs=args.epochs, form=args.form)
     rows = []

@@ -17,7 +17,7 @@ from nbcnn.lab.measure.caches import Calls, sets_for
 from nbcnn.lab.measure.timing import WARM_SECONDS, Timer, Timing, each_ms, sensible_count, summarise, wall_ms, warm
 from nbcnn.plan.shapes import ConvShape
 
-MISSING = "PyTorch with CUDA is not installed, so there is no peer to compare with: pip install torch"
+MISSING = 'PyTorch with CUDA is not installed, so there is no peer to compare with: pip install "nbcnn[torch]"'
 
 
 def available() -> bool:
