@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nbcnn.files.extras import PackageMissing
     from nbcnn.gpu.device import GpuUnavailable
     from nbcnn.gpu.select import use_device
-    from nbcnn.model.declare import activation, loss, optimizer
+    from nbcnn.model.declare import activation, augmentation, loss, optimizer
     from nbcnn.model.files import Loaded, load
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
@@ -72,7 +72,7 @@ _HOMES = {
     "files.extras": ("PackageMissing",),
     "gpu.device": ("GpuUnavailable",),
     "gpu.select": ("use_device",),
-    "model.declare": ("activation", "loss", "optimizer"),
+    "model.declare": ("activation", "augmentation", "loss", "optimizer"),
     "model.files": ("Loaded", "load"),
     "model.history": ("History",),
     "model.network": ("Model",),
@@ -198,6 +198,7 @@ __all__ = [
     "WhitenPatches",
     "__version__",
     "activation",
+    "augmentation",
     "autoencoder",
     "load",
     "loss",

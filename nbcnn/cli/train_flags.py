@@ -77,7 +77,7 @@ ADDED_LATER = frozenset({"weights", "resident", "recompute", "patience", "callba
 FILES = paths.PathArgument("images", str, recorded=True, parts=paths.of_dataset)
 """The path of one's own images or arrays, in --dataset."""
 FUNCTION = paths.PathArgument("reads", str, recorded=True, parts=paths.of_function)
-"""The file of a function, in --model."""
+"""The files of functions, in --model and --augment."""
 OUT = paths.PathArgument("folder", str, own=paths.RUN)
 """A run's folder, of which `train_run.start` says that it is taken."""
 
@@ -120,7 +120,14 @@ def parser() -> Parser:
     flag(group, "--data-dir", paths.recorded(paths.DATA_TEXT), "folder with the data set's files; downloads go there", "data", metavar="DIR")
     flag(group, "--limit", limit, "use only the first N images of each split", f"all; on a CPU {ON_CPU['limit']:,}", "images")
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
-    flag(group, "--augment", augment, "change training images at random: flip, flip:alternate, crop:4 (shift up to 4 pixels), cutout:8", "off")
+    flag(
+        group,
+        "--augment",
+        augment,
+        "change training images at random: flip, flip:alternate, crop:4 (shift up to 4 pixels), cutout:8, your own class of nbcnn.augmentation, "
+        "FILE.py:NAME",
+        "off",
+    )
     flag(
         group, "--normalise", bool, "subtract each channel's mean and divide by its standard deviation, both of the training images", "divide by 255"
     )
@@ -332,10 +339,11 @@ def size(text: str) -> str:
 
 
 def augment(text: str) -> str:
-    """A converter to an augmentation, in the words that were given."""
-    return _valid("nbcnn.datasets.augment", "parse", text)
+    """A converter to an augmentation, in the words that were given; a file of the user's is run when the training starts."""
+    return str(FUNCTION(_valid("nbcnn.datasets.augment", "check", text)))
 
 
+augment.path = FUNCTION  # type: ignore[attr-defined]
 augment.metavar = "NAME,…"  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Functions of the user's own that reach every kernel: `activation`, `loss`, `optimizer`.
+"""Functions of the user's own that reach every kernel: `activation`, `augmentation`, `loss`, `optimizer`.
 
 Each takes Python functions of single numbers, written in what kernels know: arithmetic, comparisons, `a if condition else b`, `math`, other such
 functions. From them follow the NumPy path (`nbcnn.gpu.lockstep.arrays`), the kernels of all modes, epilogues of convolutions, saving and resuming.
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn import modes
+from nbcnn.datasets import augment
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.language import Function, Name, jit
 from nbcnn.gpu.lockstep.arrays import on_arrays
@@ -242,6 +243,50 @@ def optimizer(
     return kind
 
 
+def augmentation(
+    name: str, *, source: Callable[..., Any] | None = None, value: Callable[..., Any] | None = None, **parameters: float
+) -> type[augment.Augmentation]:
+    """The class of a change at random of training images, pixel by pixel, while they are gathered.
+
+    name        what `fit(augment=name)` takes; the class is called the same in capitals.
+    source      (row, column, height, width, a, b, c, d, *parameters) -> (row, column), of floats: from where a pixel is taken, to the nearest pixel.
+                What lies outside of the image is zero. None takes every pixel from its own place.
+    value       (x, channel, row, column, a, b, c, d, *parameters) -> x, of floats: what becomes of a pixel that is not zero padding. x is what the
+                network would see, 0 to 1 of bytes without normalisation. None leaves it.
+    parameters  names and default values of further arguments of both functions, at most two: fields of the class.
+
+    a, b, c, d are numbers from 0 to below 1 of the image, new in every epoch; they follow from the seed, the epoch and the image alone. Flips and
+    crops come first. A target that is an image is moved as its input is, and its values stay. Where rounding decides between two pixels, a GPU may
+    take the other one than the CPU. Raises UsageError as `activation`.
+
+    Example:
+        >>> import math, nbcnn
+        >>> def shifted(row, column, height, width, a, b, c, d, most):
+        ...     return row, column + math.floor((2.0 * most + 1.0) * a) - most
+        >>> Sideways = nbcnn.augmentation("sideways", source=shifted, most=2)
+        >>> Sideways(most=4)
+        Sideways(most=4)
+    """
+    numbers = _numbers(name, parameters, 2)
+    _check_name(name, {"flip": 0, "crop": 0, "cutout": 0})
+    if source is None and value is None:
+        raise UsageError(f"{name}: an augmentation has a source, a value or both")
+    functions = tuple(function and _device(name, function, 8 + len(numbers)) for function in (source, value))
+    zeros = [np.zeros(4, np.float32) for _ in range(8)]
+    for function, count in zip(functions, (2, 1), strict=True):
+        if function is None:
+            continue
+        made = _run(name, lambda function=function: on_arrays(frozen(function, tuple(numbers.values())))(*zeros))  # type: ignore[misc]
+        if (len(made) if isinstance(made, tuple) else 1) != count:
+            raise UsageError(f"{name}: {function.py_func.__name__} must return {'a row and a column' if count == 2 else 'one value'}")
+    given = inspect.getdoc(source or value) or name
+    kind = _class(
+        name, augment.Augmentation, numbers, {"kind": name, "functions": functions, "__doc__": f"{given}; declared by `nbcnn.augmentation`."}
+    )
+    augment.DECLARED[name] = kind
+    return kind
+
+
 def forget(*names: str) -> None:
     """Take what was declared in this process, by these names or all of it, out of all tables; networks that have it cannot be planned any more."""
     for name in names or tuple(_declared):
@@ -250,6 +295,7 @@ def forget(*names: str) -> None:
             table.ACTIVATIONS,
             pairs.LOSSES,
             joins.LOSSES,
+            augment.DECLARED,
             modes.REFERENCES,
             *(ops for row in modes.MODES.values() for _, ops in row.fallbacks),
         ):
@@ -320,7 +366,7 @@ def _class(name: str, base: type, numbers: Mapping[str, float], namespace: dict[
     made = make_dataclass(words, fields, bases=(base,), namespace=namespace, frozen=True)
     made.__module__ = sys._getframe(2).f_globals.get("__name__", "__main__")
     _declared[name] = made
-    if base is not Optimizer:
+    if base not in (Optimizer, augment.Augmentation):
         description.DECLARED[words] = made
     return made
 

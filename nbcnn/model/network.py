@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from nbcnn.datasets.arrays import Form, Forms, form_of, one_array, seen
-from nbcnn.datasets.augment import Augment
+from nbcnn.datasets.augment import Augment, Augmentation
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
@@ -227,7 +227,7 @@ class Model(Weights):
         callbacks: Sequence[Callback] = (),
         run: Path | str | None = None,
         flip: bool = False,
-        augment: Augment | str = "",
+        augment: Augment | Augmentation | type[Augmentation] | str = "",
         shuffle: bool = True,
         steps_per_epoch: int | None = None,
         channels_last: bool | None = None,
@@ -259,7 +259,8 @@ class Model(Weights):
         run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
         flip             mirror each image with probability 1/2.
         augment          what else is done at random to training images, as `nbcnn train --augment`: "flip:alternate,crop:4,cutout:8", or
-                         "crop:4:reflect", by reflected borders. What moves the pixels of an image moves those of a target that is one.
+                         "crop:4:reflect", by reflected borders; or one of your own (`nbcnn.augmentation`), alone or by its name among the words.
+                         What moves the pixels of an image moves those of a target that is one.
         shuffle          take the examples of every epoch in a new order; False takes them as they come.
         steps_per_epoch  batches of an epoch of a callable; None is len(x(epoch)).
         channels_last    whether images are (N, H, W, C); None finds out, and refuses what could be both.
@@ -292,7 +293,7 @@ class Model(Weights):
             graph = self._layers if isinstance(self._layers, Graph) else None
             several = (len(graph.inputs) > 1, len(graph.outputs) > 1) if graph else (False, False)
             x, y, validation_data = set_aside(x, y, validation_data, validation_split, several)
-        augment = augment if isinstance(augment, Augment) else Augment.parse(augment)
+        augment = Augment.of(augment)
         images: Any
         batches = None
         if callable(x) and not hasattr(x, "__array__"):

@@ -14,7 +14,7 @@ import pytest
 from nbcnn.gpu import device
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = {"add-op": 4, "add-mode": 4, "own-model": 1, "add-loss": 1, "add-optimizer": 1, "add-callback": 1}
+MOST_FILES = {"add-op": 4, "add-mode": 4, "own-model": 1, "add-loss": 1, "add-optimizer": 1, "add-callback": 1, "add-augmentation": 1}
 PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="starts the simulator itself")
 
@@ -120,6 +120,20 @@ def test_a_callback_of_ones_own(tmp_path):
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
     run(tmp_path, "train.py", "--quiet", "--resume", "run", "--callback", "own_callback.py:UntilBelow")
     assert len((tmp_path / "run" / "metrics.csv").read_bytes().splitlines()) > 2, "the limit 0.04 is lower"
+
+
+def test_an_augmentation_of_ones_own(tmp_path):
+    assert follow("add-augmentation", tmp_path) == {"own_turn.py"}
+    train = "import nbcnn, numpy as np; from own_turn import Turn; x = np.arange(8 * 64, dtype=np.uint16).astype(np.uint8).reshape(8, 1, 8, 8); "
+    train += (
+        "fit = lambda augment: nbcnn.Model([nbcnn.Conv2d(1, 3, padding=1)], 'mse', mode='cpu').fit(x, augment=augment, verbose=0).rows[-1]['loss']; "
+    )
+    train += (
+        "print(*map(fit, ('flip,turn', 'flip,own_turn.py:Turn', nbcnn.datasets.augment.Augment(flip=True, own=Turn()), Turn(degrees=0.0), 'flip')))"
+    )
+    by_name, by_file, by_object, unturned, plain = run(tmp_path, "-c", train).split()
+    assert by_name == by_file == by_object
+    assert len({by_name, unturned, plain}) == 3
 
 
 def test_a_loss_and_an_optimizer_of_ones_own(tmp_path):

@@ -9,17 +9,23 @@ import sys
 
 import numpy as np
 import pytest
+from compiled import assert_lean, on_every_arch
 
 import nbcnn
 from nbcnn.check import gradcheck
-from nbcnn.check.one_op import Unsupported, run_op
+from nbcnn.check.one_op import Bound, Unsupported, run_op
+from nbcnn.datasets.augment import Augment
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.compiler import SIMULATED_CAPABILITY
+from nbcnn.gpu.device import Host
 from nbcnn.gpu.lockstep.arrays import on_arrays
 from nbcnn.modes import MODES, named
 from nbcnn.nn.fuse import fuse
 from nbcnn.ops.activations.table import ACTIVATIONS
+from nbcnn.ops.images import gather
 from nbcnn.ops.losses.pairs import LOSSES
+from nbcnn.ops.update.advance import EPOCH, POSITION, SEED
+from nbcnn.ops.update.random import philox4x32
 from nbcnn.plan.graph import Tape
 from nbcnn.plan.graph import named as layers_named
 from nbcnn.run.net import Net
@@ -45,6 +51,26 @@ def mish_gradient(dy, x):
 
 
 Mish = nbcnn.activation("mish", mish, mish_gradient, composition=lambda x: x * Tanh()(Softplus()(x)))
+''',
+    "jump": '''
+import math
+import nbcnn
+
+
+def jump(row, column, height, width, a, b, c, d, most):
+    """Moved up or down by whole rows; half of the images are mirrored."""
+    down = math.floor((2.0 * most + 1.0) * a) - most
+    if b < 0.5:
+        return row + down, column
+    return row + down, width - 1.0 - column
+
+
+def gained(x, channel, row, column, a, b, c, d, most):
+    return x * (0.5 + c) if channel < 1.0 else x
+
+
+Jump = nbcnn.augmentation("jump", source=jump, value=gained, most=2.0)
+Placed = nbcnn.augmentation("placed", source=jump, most=1.0)
 ''',
     "softsign": '''
 import nbcnn
@@ -278,6 +304,116 @@ def test_what_is_wrong_with_a_declaration_is_said(own):
     ):
         with pytest.raises(nbcnn.UsageError, match=words.replace("(", r"\(")):
             call()
+
+
+def test_an_augmentation_is_its_definition(own, rng):
+    """A loop over pixels in the random numbers' own integers, after a flip and a crop of the gather itself."""
+    images, order = rng.integers(0, 256, (6, 2, 5, 4)).astype(np.uint8), rng.permutation(6).astype(np.int32)
+    state, epoch = np.zeros(8, np.int64), 3
+    state[[POSITION, EPOCH, SEED]] = 1, epoch, 11
+    for more in ({}, {"flip": True, "crop": 2}):
+        before, after = (np.empty((5, 2, 5, 4), np.float32) for _ in range(2))
+        gather.gather(images, order, state, before, **more)
+        gather.gather(images, order, state, after, own=own["jump"].Jump(most=1).pixels(), **more)
+        ones = np.empty_like(before)  # zero in the padding of the crop
+        gather.gather(np.full_like(images, 255), order, state, ones, **more)
+        wanted, moved = np.zeros_like(before), set()
+        for n, index in enumerate(order[1:]):
+            a, b, c, _ = ((int(word) >> 8) / 2**24 for word in philox4x32((int(index), epoch, 3, 0), (11, 0)))
+            down = math.floor(3 * a) - 1
+            moved.add((down, b < 0.5))
+            for h in range(5):
+                for w in range(4):
+                    r, s = (h + down, w) if b < 0.5 else (h + down, 3 - w)
+                    if 0 <= r < 5:
+                        for channel in range(2):
+                            gain = np.float32(0.5 + c) if channel == 0 else np.float32(1)
+                            wanted[n, channel, h, w] = before[n, channel, r, s] * gain if ones[n, channel, r, s] else 0
+        np.testing.assert_array_equal(after, wanted)
+        assert len(moved) > 2
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("shape", [(3, 4, 4), (2, 3, 5)])
+def test_kernels_augment_as_the_reference_does(own, device, rng, layout, shape):
+    images, order = rng.integers(0, 256, (7, *shape)).astype(np.uint8), rng.permutation(7).astype(np.int32)
+    state = np.zeros(8, np.int64)
+    state[[POSITION, EPOCH, SEED]] = 2, 1, (3 << 32) + 5
+    normal = {"shift": (100.5,) * shape[0], "factor": (0.125,) * shape[0]}
+    for more in ({}, {"flip": "alternate"}, {"flip": True, "crop": 2, "reflect": True, "cutout": 2, **normal}):
+        for pixels in (own["jump"].Jump().pixels(), own["jump"].Jump().pixels().of_targets):
+            attrs, x = {"own": pixels, **more}, np.empty((5, *shape), np.float32)
+            gather.gather(images, order, state, x, **attrs)
+            (found,) = run_op(
+                gather.OPS["gather"], "gather", [images, order, state], [(x.shape, "float32")], device=device, attrs=attrs, layout=layout
+            )
+            np.testing.assert_array_equal(found, x)
+
+
+@pytest.mark.parametrize("key", [key for key in MODES if key[0] != "cpu"], ids="-".join)
+def test_rows_train_on_augmented_images(own, key, device):
+    if gpu_device.SIMULATOR and key[0] == "tensorcore" and SIMULATED_CAPABILITY < (8, 0):
+        pytest.skip("the simulated GPU has no tensor cores, unless NBCNN_SIMULATOR=80")
+    x, y = examples()
+    losses = [
+        model_of(own, *each).fit(x, y, epochs=1, batch_size=12, augment=augment, verbose=0).rows[0]["loss"]
+        for each, augment in ((key, "flip,jump"), (("cpu",), "flip,jump"), (("cpu",), "flip"))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel={"bf16": 2**-6, "tf32": 2**-9}.get(key[1], 1e-5))
+    assert losses[1] != losses[2]
+
+
+def test_augmented_training_moves_targets_and_goes_on(own):
+    x, _ = examples()
+    layers = [nbcnn.Conv2d(1, 3, padding=1)]
+
+    def trained(y, *epochs, augment="jump"):
+        model = nbcnn.Model(layers, "mse", mode="cpu", seed=3)
+        for count in epochs:
+            history = model.fit(x, y, epochs=count, batch_size=4, augment=augment, optimizer=nbcnn.SGD(0.01, momentum=0), verbose=0)
+        return history.rows[-1]["loss"], model.predict(x)
+
+    placed = own["jump"].Placed()
+    for found, wanted in (
+        (trained(None, 1, 1), trained(None, 2)),  # goes on with the epoch's own numbers
+        (trained(x.copy(), 2, augment=placed), trained(None, 2, augment=placed)),  # a copy of the input is moved as the input is
+        (trained(None, 1, augment=own["jump"].Jump), trained(None, 1, augment=Augment(own=own["jump"].Jump(most=2)))),
+    ):
+        np.testing.assert_array_equal(found[1], wanted[1])
+    assert trained(None, 1)[0] != trained(None, 1, augment=placed)[0]
+
+
+def test_what_is_wrong_with_an_augmentation_is_said(own):
+    x, y = examples()
+
+    def source(row, column, height, width, a, b, c, d):
+        return row
+
+    def value(x, channel, row, column, a, b, c, d):
+        return x
+
+    for call, words in (
+        (lambda: nbcnn.augmentation("none"), "has a source, a value or both"),
+        (lambda: nbcnn.augmentation("one", source=source), "source must return a row and a column"),
+        (lambda: nbcnn.augmentation("one", value=value, much=1.0), "value must take 9 arguments, it takes 8"),
+        (lambda: nbcnn.augmentation("flip", value=value), "nbcnn has a flip of its own"),
+        (lambda: model_of(own).fit(x, y, augment=value, verbose=0), "an augmentation is words"),
+        (lambda: model_of(own).fit(x, y, augment="jump,placed", verbose=0), "a function of yours stands twice"),
+        (lambda: nbcnn.Model([nbcnn.Conv2d(2, 1)], "cross_entropy", mode="cpu").fit(x, x[:, 0] > 127, augment="jump", verbose=0), "have no class"),
+        (lambda: nbcnn.Model([nbcnn.Linear(1)], "mse", mode="cpu").fit(x.reshape(12, -1), y, augment="jump", verbose=0), "changes images"),
+    ):
+        with pytest.raises(nbcnn.UsageError, match=words):
+            call()
+
+
+@on_every_arch
+def test_augmenting_kernels_compile_without_a_stack_frame(own, rng, arch):
+    images, order = rng.integers(0, 256, (4, 3, 4, 4)).astype(np.uint8), rng.permutation(4).astype(np.int32)
+    attrs = {"flip": True, "crop": 2, "reflect": True, "cutout": 3, "shift": (1.0,) * 3, "factor": (2.0,) * 3, "own": own["jump"].Jump().pixels()}
+    for layout in ("NCHW", "NHWC"):
+        options = {"layout": layout, "attrs": attrs, "device": Host()}
+        (launch,) = Bound(gather.OPS["gather"], "gather", [images, order, np.zeros(8, np.int64)], [((2, 3, 4, 4), "float32")], **options).launches
+        assert_lean(launch, arch)
 
 
 def test_an_onnx_file_has_the_composition(own):

@@ -55,6 +55,38 @@ def test_a_run_on_a_folder_is_resumed_bit_for_bit_resident_or_streamed(pets, tmp
     assert config["normalisation"] == json.loads(ended(tmp_path / "whole")[2]["normalisation"])
 
 
+AUGMENTATION = """
+import math
+import nbcnn
+
+def shifted(row, column, height, width, a, b, c, d):
+    return row + math.floor(3.0 * a) - 1.0, column
+
+def brighter(x, channel, row, column, a, b, c, d):
+    return x * (0.5 + b)
+
+Shift = nbcnn.augmentation("shift_of_test", source=shifted, value=brighter)
+"""
+
+
+def test_an_augmentation_of_ones_own_is_resumed_bit_for_bit(pets, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(AUGMENTATION, encoding="utf-8")
+    recipe = [*OPTIONS, "--dataset", "folder:pets, x", "--schedule", "constant", "--augment"]
+    assert exits(train, [*recipe, "flip,own.py:Shift", "--epochs", "2", "--resident", "no", "--out", tmp_path / "whole"]) == 0
+    assert exits(train, [*recipe, "flip,own.py:Shift", "--epochs", "1", "--out", tmp_path / "parts"]) == 0
+    assert exits(train, ["--resume", tmp_path / "parts", "--epochs", "2", "--quiet"]) == 0
+    assert ended(tmp_path / "whole")[:2] == ended(tmp_path / "parts")[:2]
+    assert exits(train, [*recipe, "flip", "--epochs", "1", "--out", tmp_path / "plain"]) == 0
+    assert ended(tmp_path / "plain")[1] != ended(tmp_path / "whole")[1][:1]
+    for text, words in (
+        ("own.py", "an augmentation of yours is FILE.py:NAME, here own.py:shifted"),
+        ("none.py:Shift", "there is no file none.py"),
+        ("own.py:shifted", "own.py:shifted is no augmentation"),
+        ("own.py:Shift,own.py:Shift", "a function of yours stands twice"),
+    ):
+        assert words in message(capsys, 2, exits(train, [*recipe, text, "--epochs", "1", "--out", tmp_path / "wrong"]))
+
+
 def test_what_a_folder_run_is_bound_to(pets, tmp_path, capsys, rng):
     assert exits(train, [*OPTIONS, "--dataset", f"folder:{pets}", "--augment", "crop:1", "--epochs", "1", "--out", tmp_path / "run"]) == 0
     for words in (["--augment", "crop:2"], ["--normalise"], ["--size", "4"], ["--test-share", "0.5"]):

@@ -11,6 +11,7 @@ Targets that are images are gathered as images are, with the flip and crop of th
     reflect   what lies outside the image is not zero but its reflection at the outermost row or column: −1 is 1, H is H − 2
     cutout    side of the square; its centre is uniform over the image, so part of it may lie outside
     shift, factor   by channel; without them uint8 is divided by 255 and float32 is taken as it is
+    own       what a user's augmentation then does to the image (`nbcnn.ops.images.pixels`)
     ring      0: `images` is the whole data set. Else it is a ring of so many images in the order of the epoch, which a feeder fills
               (`nbcnn.run.streaming`): image i of the batch is row (POSITION + i) mod ring
 
@@ -18,13 +19,13 @@ Zero is what the network sees: black without normalisation, the mean colour with
 
 Random numbers are words of element 0 of the image (`nbcnn.ops.update.random`). Stream 0: bit 0 of the first word is the coin of `flip`.
 Stream 1: down, right, centre row and centre column; a word w becomes ⌊w·n / 2³²⌋, uniform over 0 … n − 1 to within n / 2³². Stream 2, in epoch 0:
-the coin of "alternate".
+the coin of "alternate". Stream 3: the four numbers of `own`.
 
 Sources: Cutout from T. DeVries and G. W. Taylor, arXiv:1708.04552. Alternating flip from K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single
 GPU", arXiv:2404.00498.
 
     gather            images (M,C,H,W) uint8, or flat float32; order (E) int32, state (8) int64 -> x (N,C,H,W)
-                      flip, crop, reflect, cutout, shift, factor, ring
+                      flip, crop, reflect, cutout, shift, factor, own, ring
     gather_labels     labels (M) or (M,H,W) int32 or uint8, order (E) int32, state -> y (N) or (N,H,W) int32         flip, ring
 """
 
@@ -38,6 +39,7 @@ import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.ops.images.pixels import HALF, STREAM, Pixels, applied, unit_of, units_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.loops import quotient
@@ -78,6 +80,7 @@ def gather(
     cutout: int = 0,
     shift: tuple[float, ...] = (),
     factor: tuple[float, ...] = (),
+    own: Pixels | None = None,
     ring: int = 0,
 ) -> None:
     """x (N,C,H,W) or (N,F) from images (M,C,H,W) or (M,F) uint8, or flat float32 (M·C·H·W), order (E) int32, state (8) int64.
@@ -101,6 +104,9 @@ def gather(
         batch = np.multiply(batch, SCALE, dtype=np.float32)
     if outside is not None:
         batch = np.where(outside[:, None], np.float32(0), batch)
+    if own is not None:
+        nothing = np.zeros((len(x), *x.shape[2:]), bool)
+        batch, _ = applied(own, batch.astype(np.float32, copy=False), nothing if outside is None else outside, units_of(index, state))
     np.copyto(x, batch)
 
 
@@ -172,14 +178,28 @@ def reflected(at, extent):
 
 
 @functools.cache
-def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: int, reflect: bool, cutout: int, source: str, ring: bool) -> Any:
+def gather_kernel(
+    kind: str,
+    layout: str,
+    flip: bool | str,
+    width: int,
+    crop: int,
+    reflect: bool,
+    cutout: int,
+    source: str,
+    ring: bool,
+    place: Any = None,
+    change: Any = None,
+) -> Any:
     """The kernel that writes `layout` stored as `kind`, `width` neighbours (4 or 1) a thread, with the options of this module.
 
-    `source` says what an element becomes: "bytes" are divided by 255, "floats" are taken as they are, "normalised" has shift and factor.
+    source  what an element becomes: "bytes" are divided by 255, "floats" are taken as they are, "normalised" has shift and factor.
+    place, change  the device functions of a user's augmentation (`nbcnn.ops.images.pixels`), where there is one: its source and its value.
     """
     (_, store), (_, store4) = scalar_io(kind), vector_io(kind)
     channels_last = layout == "NHWC"
-    normalised, bytes_, moved = source == "normalised", source == "bytes", bool(crop or cutout)
+    placed, changed = place is not None, change is not None
+    normalised, bytes_, moved, own = source == "normalised", source == "bytes", bool(crop or cutout or placed or changed), placed or changed
     coin = alternate_of if flip == ALTERNATE else coin_of
     mirrors, half = bool(flip), cutout // 2
 
@@ -207,6 +227,9 @@ def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: in
                 a, b, c, d = image_words(index, state[EPOCH], 1, state)
                 down, right = uniform_of(a, 2 * crop + 1) - crop, uniform_of(b, 2 * crop + 1) - crop
                 top, left = uniform_of(c, H) - half, uniform_of(d, W) - half
+            if own:
+                p, q, r, s = image_words(index, state[EPOCH], STREAM, state)
+                p, q, r, s = unit_of(p), unit_of(q), unit_of(r), unit_of(s)
             values = cuda.local.array(4, types.float32)
             for j in range(width):
                 # Unsigned: Numba's signed division is carried out in 64 bits.
@@ -216,7 +239,13 @@ def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: in
                 if moved:
                     channel, pixel = source // plane, source % plane
                     row, column = pixel // W, pixel % W
-                    seen = not ((row - top < cutout) & (column - left < cutout))
+                    h, w = row, column
+                    if placed:
+                        y, z = place(f4(row), f4(column), f4(H), f4(W), p, q, r, s)
+                        y, z = f4(y) + HALF, f4(z) + HALF
+                        seen = (y >= 0) & (y < f4(H)) & (z >= 0) & (z < f4(W))
+                        row, column = u4(y if seen else f4(0)), u4(z if seen else f4(0))
+                    seen = seen & (not ((row - top < cutout) & (column - left < cutout)))
                     if mirror != 0:
                         column = W - 1 - column
                     row, column = row + down, column + right
@@ -235,12 +264,14 @@ def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: in
                     if normalised:
                         # A difference, then a product: nothing that could be contracted to one rounding, so the reference has the same bits.
                         value = (value - shift[source // plane]) * factor[source // plane]
+                    if changed:
+                        value = f4(change(value, f4(channel), f4(h), f4(w), p, q, r, s))
                 values[j] = value
-            place = i8(n) * volume + first
+            at = i8(n) * volume + first
             if width == 4:
-                store4(x, place, values[0], values[1], values[2], values[3])
+                store4(x, at, values[0], values[1], values[2], values[3])
             else:
-                store(x, place, values[0])
+                store(x, at, values[0])
 
     return gather_kernel
 
@@ -284,7 +315,8 @@ def bind(call: Call) -> list[Launch]:
         shift, factor = (constant(np.array(attrs[name], np.float32)) for name in ("shift", "factor"))
     source = "normalised" if attrs.get("factor") else "bytes" if images.dtype == np.uint8 else "floats"
     flip, reflect = attrs.get("flip", False), bool(attrs.get("reflect"))
-    kernel = gather_kernel(kinds(call)[1], call.layout, flip, width, crop, reflect, cutout, source, ring > 0)
+    own: Any = attrs.get("own") or Pixels("")
+    kernel = gather_kernel(kinds(call)[1], call.layout, flip, width, crop, reflect, cutout, source, ring > 0, own.source, own.value)
     grid = (N, blocks(C * H * W, THREADS * width))
     extents = (np.uint32(extent) for extent in (C, H * W, H, W, ring))
     return [Launch(kernel, grid, THREADS, (images, order, state, call.outs[0], shift, factor, *extents))]
