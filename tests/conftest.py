@@ -16,6 +16,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+import suite
 from launches import watch_launches
 from scripts import TINY, exits, train
 
@@ -28,6 +29,14 @@ SMALL_FAMILY = 10
 """A test with so many cases or fewer is run with all of them by pytest alone, too."""
 NO_GPU = pytest.StashKey[str | None]()
 """Why kernels cannot run here, None where they can."""
+
+
+def pytest_addoption(parser):
+    suite.add_option(parser)
+
+
+def pytest_configure(config):
+    suite.count(config)
 
 
 @pytest.hookimpl(wrapper=True)

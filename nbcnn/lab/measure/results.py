@@ -107,13 +107,15 @@ def opened(device: str, folder: str | Path | None = None) -> tuple[Path, dict[st
     return path, load(path) if path.exists() else {"schema": schema.VERSION, "device": device, "sections": {}}
 
 
-def save(section: str, rows: Any, device: str, folder: str | Path | None = None) -> Path:
-    """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path.
+def save(section: str, rows: Any, device: str, folder: str | Path | None = None, revision: str | None = None) -> Path:
+    """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path. `revision`: if git cannot tell it.
 
     Raises DocumentError, and leaves the file as it was, if the rows are not what the section's name says.
     """
     path, found = opened(device, folder)
-    found["sections"][section] = {"environment": environment(device), "rows": rows}
+    measured_by = environment(device)
+    measured_by["revision"] = measured_by["revision"] or revision
+    found["sections"][section] = {"environment": measured_by, "rows": rows}
     content = json.dumps(found, indent=1, sort_keys=True) + "\n"
     # Checked as it will be read: tuples are lists by then.
     schema.check(json.loads(content), str(path))

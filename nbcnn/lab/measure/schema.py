@@ -321,6 +321,10 @@ KINDS: dict[str, tuple[str, Any]] = {
         ],
     ),
     "quality": ("what the project's own commands printed: training, features, classification", [{"what": str, "seed?": int, "wall_seconds": float}]),
+    "suite": (
+        "the GPU suite (`python -m pytest -m gpu --save-suite`): tests that passed, the names of those that failed, how many were skipped by reason",
+        [{"passed": int, "failed": [str], "skipped": {str: int}, "seconds": float}],
+    ),
 }
 """By the first word of a section's name: what it is, and the shape of its rows. Rows of another word are objects of any form."""
 

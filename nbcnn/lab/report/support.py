@@ -7,7 +7,7 @@ import re
 from nbcnn.lab.measure import results
 from nbcnn.lab.measure.kernels import capability_of
 from nbcnn.lab.measure.occupancy import LIMITS
-from nbcnn.lab.report.tables import kept, markdown
+from nbcnn.lab.report.tables import kept, markdown, section
 from nbcnn.modes import ENGINES, MODES, Row
 from nbcnn.plan.names import ARCHITECTURES, REPORTED
 from nbcnn.run.peaks import engine_of
@@ -72,12 +72,12 @@ def _timed(mode: str, precision: str, engine: str) -> list[str]:
     """What a kept section of a results file has of a mode, its precision and an engine ("" for a mode without)."""
     found = list[str]()
     for path in sorted(results.RESULTS.glob("*.json")):
-        for name, section in kept(path.name)["sections"].items():
+        for name, kept_section in kept(path.name)["sections"].items():
             parts = name.split("-")
             if engine == "mma" and "mma" not in parts:
                 continue
             if engine != "mma" and name.startswith("ladder"):
-                rows = [row for row in section["rows"] if (row.get("mode"), row.get("precision")) == (mode, precision)]
+                rows = [row for row in kept_section["rows"] if (row.get("mode"), row.get("precision")) == (mode, precision)]
                 found += ["whole steps"] if rows else []
             elif mode in parts and (precision in parts or mode != "tensorcore") and ("mma" in parts) == (engine == "mma"):
                 found.append({"convs": "convolutions", "step": "whole steps", "epoch": "whole steps"}.get(parts[0], ""))
@@ -100,4 +100,22 @@ def _engines(row: Row) -> list[str]:
     return [name for name in ENGINES if name in dict(row.fallbacks)] or [""]
 
 
-TABLES = {"support_gpus": gpus, "support_modes": modes}
+def suite() -> str:
+    """How the GPU suite ended on each GPU whose results file has it, a row each."""
+    lines = list[tuple[str, ...]]()
+    for path in sorted(results.RESULTS.glob("*.json")):
+        if "suite" in kept(path.name)["sections"]:
+            (row,), environment = section(path.name, "suite")
+            gpu = gpu_of(environment["device"])
+            skipped = [
+                f"{count:,}: {reason.replace('|', '/')}" for reason, count in sorted(row["skipped"].items(), key=lambda item: (-item[1], item[0]))
+            ]
+            origin = (gpu[0] if gpu else environment["device"], environment["date"], environment["revision"] or "unknown", environment["python"])
+            ended = (", ".join(row["failed"]) or "none", "; ".join(skipped) or "none", f"{row['passed']:,}", f"{row['seconds']:.0f}")
+            lines.append((*origin, *ended))
+    if not lines:
+        return "No results file has the section `suite` yet.\n"
+    return markdown(("GPU", "date", "revision", "Python", "failed", "skipped", "passed", "seconds"), lines, 6) + "\n"
+
+
+TABLES = {"support_gpus": gpus, "support_modes": modes, "support_suite": suite}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from nbcnn.lab.measure.nets import NETWORKS, Network
-from nbcnn.nn.activations import ReLU, ReLU6, Sigmoid, Tanh
+from nbcnn.nn.activations import GELU, ReLU, ReLU6, Sigmoid, Tanh
 from nbcnn.nn.graphs import Graph, Input
 from nbcnn.nn.joins import Concat
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
-from nbcnn.nn.norms import BatchNorm2d
+from nbcnn.nn.norms import BatchNorm2d, GroupNorm
 from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 
 SMALL_BATCH = 33
@@ -80,6 +80,31 @@ def halving() -> list[Any]:
     return [*body, Flatten(), Linear(100), ReLU(), Linear(10), SoftmaxCrossEntropy()]
 
 
+def large_windows() -> Graph:
+    """Two stages of a block with a 7×7 depthwise convolution, one of a 5×5 of stride 2 between (Z. Liu and others, ConvNeXt, arXiv:2201.03545)."""
+    x = Input((3, 64, 64))
+    y = GroupNorm(1)(Conv2d(96, 4, stride=4)(x))
+    for channels in (96, 192):
+        if channels > 96:
+            y = _conv(_conv(y, 96, 5, 2, 96), channels)
+        inner = GELU()(Conv2d(4 * channels, 1)(GroupNorm(1)(_conv(y, channels, 7, 1, channels))))
+        y = y + Conv2d(channels, 1)(inner)
+    return Graph.of(x, Linear(10)(GlobalAvgPool2d()(y)), SoftmaxCrossEntropy())
+
+
+def few_groups() -> list[Any]:
+    """3×3 convolutions of 64 and 128 filters in 2, 4, 8 and 16 groups, and dilated ones: how many products with zeros pay is decided here."""
+    body = [Conv2d(64, 3, padding=1), ReLU()]
+    for filters, groups, dilation in ((64, 2, 1), (64, 4, 1), (64, 1, 2), (128, 8, 1), (128, 16, 1), (128, 2, 2)):
+        body += [Conv2d(filters, 3, padding=dilation, groups=groups, dilation=dilation), ReLU()]
+    return [*body, GlobalAvgPool2d(), Linear(10), SoftmaxCrossEntropy()]
+
+
+def narrowing() -> list[Any]:
+    """Linear layers of 4,096, 1,024 and 256 values."""
+    return [Flatten(), *(layer for values in (4096, 1024, 256) for layer in (Linear(values), ReLU())), Linear(10), SoftmaxCrossEntropy()]
+
+
 STUDIED = {
     made.name: made
     for made in (
@@ -90,6 +115,9 @@ STUDIED = {
         Network("wide-relu", "linear layers of 4,096, ReLU", lambda: wide(ReLU), (1, 32, 32), 1024),
         Network("wide-sigmoid", "linear layers of 4,096, Sigmoid", lambda: wide(Sigmoid), (1, 32, 32), 1024),
         Network("halving", "24 to 136 filters", halving, (3, 32, 32), 128),
+        Network("large-windows", "ConvNeXt's blocks, 7×7 depthwise", large_windows, (3, 64, 64), 128),
+        Network("few-groups", "2 to 16 groups, dilation", few_groups, (3, 16, 16), 256),
+        *(Network(f"rows-{rows}", f"linear layers of {rows} rows", narrowing, (1, 32, 32), rows) for rows in (1, 4, 8, 16)),
     )
 }
 """Networks of the study alone, by name."""

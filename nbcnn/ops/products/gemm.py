@@ -23,7 +23,7 @@ from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.split import launch_sum_partials
 from nbcnn.ops.conv.simt.pointwise import launch_gemm_nt, product_traffic
-from nbcnn.ops.conv.simt.tiles import choices
+from nbcnn.ops.conv.simt.tiles import Product, choices
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host, through
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import ceil_div
@@ -151,7 +151,7 @@ def engine(conv: Impl) -> Impl:
     )
 
 
-IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*extents(call), extents(call)[2] % 16 == 0, False)))
+IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: Product(*extents(call), extents(call)[2] % 16 == 0)))
 SIMPLE = Impl(bind_simple, supports=supports, traffic=traffic_simple)
 
 

@@ -32,7 +32,7 @@ from nbcnn.ops.conv.simt.im2col import padded
 from nbcnn.ops.conv.simt.im2col_wgrad import with_sums
 from nbcnn.ops.conv.simt.loaders import matrix
 from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, shared_floats, store_tile, thread_corner
-from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile, cycles, ranked
+from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Product, Tile, cycles, ranked
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, quotient
 from nbcnn.ops.kernel.refusals import too_large
@@ -206,7 +206,7 @@ def supports_wgrad(call: Call, target: Target) -> str | None:
 
 def hours_tiles(GM: int, GN: int, GK: int, target: Target) -> list[Tile]:
     """Every tile of a product over hours, the least estimated time first."""
-    return [tile for tile in ranked(GM, GN, GK, True, False, target) if tile.split == 1]
+    return [tile for tile in ranked(Product(GM, GN, GK), target) if tile.split == 1]
 
 
 def candidates(call: Call, target: Target) -> Sequence[Tile]:
@@ -217,13 +217,13 @@ def candidates(call: Call, target: Target) -> Sequence[Tile]:
 def candidates_wgrad(call: Call, target: Target) -> Sequence[Tile]:
     """Every tile, its parts in one wave or two of the blocks that the GPU holds at once; the least estimated time first."""
     GM, GN, GK = extents(call)
-    made = []
+    product, made = Product(GM, GN, GK, always_sums=True), []
     for tile in EFFICIENCY:
         k_tiles = ceil_div(GK, tile.BK)
         for waves in (1, 2):
             parts = max(1, min(k_tiles, waves * tile.blocks_per_multiprocessor * target.multiprocessors // tile.grid(GM, GN)[0]))
             made.append(replace(tile, split=ceil_div(k_tiles, ceil_div(k_tiles, parts))))
-    return sorted(dict.fromkeys(made), key=lambda tile: cycles(tile, GM, GN, GK, target, True))
+    return sorted(dict.fromkeys(made), key=lambda tile: cycles(tile, product, target))
 
 
 def pack(call: Call) -> np.ndarray:

@@ -15,7 +15,7 @@ from nbcnn.gpu.target import H200, Target
 from nbcnn.modes import named
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.simt.im2col import OPS
-from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.conv.simt.tiles import Product, Tile, cycles
 from nbcnn.ops.kernel.call import Call, Impl
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
@@ -171,3 +171,12 @@ def test_real_tiles_keep_to_their_registers(op, batch, arch):
     assert report.frame_bytes == 0
     assert report.registers * tile.threads * tile.blocks_per_multiprocessor <= 65536
     assert report.shared_bytes <= 48 << 10
+
+
+def test_the_last_tiles_of_every_copy_of_a_product_are_counted():
+    """2,112 rows are 17 tiles of 128: four phases of two columns are 136, four more than an H200 has multiprocessors, not 132 of 8,448 rows."""
+    tile = Tile(128, 128, 16, 8, 8)
+    apart, together = (cycles(tile, product, H200) for product in (Product(2112, 256, 512, copies=4), Product(8448, 256, 512)))
+    assert 1.5 < apart / together < 2
+    split = Tile(128, 128, 16, 8, 8, 2)
+    assert cycles(split, Product(128, 128, 4096, copies=16), H200) == cycles(split, Product(2048, 128, 4096), H200)

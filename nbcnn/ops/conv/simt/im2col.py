@@ -216,14 +216,14 @@ def pack_dgrad(call: Call) -> np.ndarray:
 
 
 def product(call: Call) -> Product:
-    """GM, GN, GK of fprop or dgrad; whether k-tiles are whole loads; whether a sum of parts always runs."""
+    """The product of fprop or dgrad."""
     path = "fprop" if call.op.direction == "fprop" else "dgrad"
     c = shape_of(call)
     whole_tiles = (c.C if path == "fprop" else c.K) % 16 == 0
     if path == "dgrad" and call.op == Op("conv", "dgrad") and in_phases(call):
         _, window = dgrad_gather(call)
-        return 4 * c.N * c.P * c.Q, c.C, c.K * window.R * window.S, whole_tiles, False
-    return *c.gemm(path), whole_tiles, False
+        return Product(c.N * c.P * c.Q, c.C, c.K * window.R * window.S, whole_tiles, copies=4)
+    return Product(*c.gemm(path), whole_tiles)
 
 
 NARROW = 0.38

@@ -115,19 +115,19 @@ def pack_up_fprop(call: Call) -> np.ndarray:
 def product_up_fprop(call: Call) -> Product:
     """`im2col.product` of four phases with GK = 4·C."""
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
-    return 4 * N * H * W, K, 4 * C, C % 16 == 0, False
+    return Product(N * H * W, K, 4 * C, C % 16 == 0, copies=4)
 
 
 def product_up_dgrad(call: Call) -> Product:
     """`im2col.product` over the box sums, with GK = 9·K."""
     K, (N, C, H, W) = call.in_shapes[0][1], call.out_shapes[0]
-    return N * H * W, C, 9 * K, K % 16 == 0, False
+    return Product(N * H * W, C, 9 * K, K % 16 == 0)
 
 
 def product_up_wgrad(call: Call) -> Product:
     """`im2col_wgrad.product` with the two images exchanged."""
     c = exchanged(call)
-    return *c.gemm("wgrad"), c.C % 4 == 0 and c.K % 4 == 0, True
+    return Product(*c.gemm("wgrad"), c.C % 4 == 0 and c.K % 4 == 0, always_sums=True)
 
 
 def scratch(call: Call) -> int:

@@ -143,9 +143,9 @@ def launch_product(call: Call, c: ConvShape, x: Any, dy: Any, sums: str) -> tupl
 
 
 def product(call: Call) -> Product:
-    """GM, GN, GK of wgrad; whether k-tiles are whole loads; that a sum of parts always runs."""
+    """The product of wgrad."""
     c = shape_of(call)
-    return *c.gemm("wgrad"), c.C % 4 == 0 and c.K % 4 == 0, True
+    return Product(*c.gemm("wgrad"), c.C % 4 == 0 and c.K % 4 == 0, always_sums=True)
 
 
 def scratch(call: Call) -> int:

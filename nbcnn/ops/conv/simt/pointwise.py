@@ -21,7 +21,7 @@ from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.simt.few_rows import extents, refusal
 from nbcnn.ops.conv.simt.loaders import gather_rows, whole_rows
 from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
-from nbcnn.ops.conv.simt.tiles import Tile, choices
+from nbcnn.ops.conv.simt.tiles import Product, Tile, choices
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
 from nbcnn.ops.kernel.refusals import too_large
@@ -117,6 +117,6 @@ def traffic(call: Call) -> list[Traffic]:
     return product_traffic(call.tile, *extents(call))
 
 
-_IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*extents(call), extents(call)[2] % 16 == 0, False), "pointwise"))
+_IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: Product(*extents(call), extents(call)[2] % 16 == 0), "pointwise"))
 OPS = {Op("conv", "fprop"): _IMPL, Op("conv", "fprop", after=(Map("relu"),)): _IMPL}
 """Forward convolutions with 1×1 filters of row `im2col`."""

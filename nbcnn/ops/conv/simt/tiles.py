@@ -11,14 +11,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tiles import unsplit
 
-Product = tuple[int, int, int, bool, bool]
+
+class Product(NamedTuple):
+    """What a launch multiplies: `copies` products of GM×GK by GK×GN, phases or positions of a tile, each in tiles of its own.
+
+    whole_tiles: k-tiles can be read by whole 16-byte loads. always_sums: the sum runs even if there is only one part.
+    """
+
+    GM: int
+    GN: int
+    GK: int
+    whole_tiles: bool = True
+    always_sums: bool = False
+    copies: int = 1
 
 
 REGISTERS = {16: 80, 32: 102, 64: 128}
@@ -94,54 +106,48 @@ BYTES_A_CYCLE = 26
 """What a multiprocessor moves of the partial results, in bytes, writing and reading."""
 
 
-def cycles(tile: Tile, GM: int, GN: int, GK: int, target: Target, always_sums: bool) -> float:
+def cycles(tile: Tile, product: Product, target: Target) -> float:
     """Estimated time of the product and of the sum of its parts, in cycles, without the launch."""
-    blocks, resident = tile.grid(GM, GN)[0] * tile.split, tile.blocks_per_multiprocessor
+    blocks, resident = tile.grid(product.GM, product.GN)[0] * tile.split * product.copies, tile.blocks_per_multiprocessor
     work = tile.BM * tile.BN * tile.BK / FFMA_A_CYCLE / EFFICIENCY[unsplit(tile)]
 
     def wave(blocks_each: int) -> float:
         slowdown = 1 + HALF_RATE_WARPS / (blocks_each * tile.threads / 32)
-        return WAVE_CYCLES + tile.k_tiles(GK) * max(K_TILE_CYCLES, blocks_each * work * slowdown)
+        return WAVE_CYCLES + tile.k_tiles(product.GK) * max(K_TILE_CYCLES, blocks_each * work * slowdown)
 
     waves, rest = divmod(blocks, resident * target.multiprocessors)
     total = waves * wave(resident) + (wave(ceil_div(rest, target.multiprocessors)) if rest else 0)
-    if tile.split > 1 or always_sums:
-        total += SUM_CYCLES + (2 * tile.split + 1) * 4 * GM * GN / (BYTES_A_CYCLE * target.multiprocessors)
+    if tile.split > 1 or product.always_sums:
+        results = product.copies * product.GM * product.GN
+        total += SUM_CYCLES + (2 * tile.split + 1) * 4 * results / (BYTES_A_CYCLE * target.multiprocessors)
     return total
 
 
 @functools.cache
-def ranked(GM: int, GN: int, GK: int, whole_tiles: bool, always_sums: bool, target: Target) -> tuple[Tile, ...]:
-    """All tiles, each with every split, the least estimated time first.
-
-    whole_tiles: k-tiles can be read by whole 16-byte loads. always_sums: the sum runs even if there is only one part.
-    """
+def ranked(product: Product, target: Target) -> tuple[Tile, ...]:
+    """All tiles, each with every split, the least estimated time first."""
     candidates = []
-    for tile in EFFICIENCY if whole_tiles else RAGGED:
-        k_tiles = ceil_div(GK, tile.BK)
+    for tile in EFFICIENCY if product.whole_tiles else RAGGED:
+        k_tiles = ceil_div(product.GK, tile.BK)
         for split in range(1, min(k_tiles, MAX_SPLIT) + 1):
             # Equal parts: where rounding up leaves the last blocks without work, they are not started.
             candidates.append(replace(tile, split=ceil_div(k_tiles, ceil_div(k_tiles, split))))
-    return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, GM, GN, GK, target, always_sums)))
+    return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, product, target)))
 
 
 def choices(product: Callable[[Any], Product], engine: str = "im2col", awkward: Callable[[Any], float] | None = None) -> dict[str, Any]:
-    """`engine`, `tile`, `candidates` and `products` of an `Impl`: the first of `ranked`, and the first two splits of every tile.
-
-    product: call -> GM, GN, GK, whole_tiles, always_sums.
-    """
+    """`engine`, `tile`, `candidates` and `products` of an `Impl`: the first of `ranked`, and the first two splits of every tile."""
 
     def tile(call: Any, target: Target) -> Tile:
-        return ranked(*product(call), target)[0]
+        return ranked(product(call), target)[0]
 
     def candidates(call: Any, target: Target) -> list[Tile]:
         listed: dict[Tile, list[Tile]] = {}
-        for one in ranked(*product(call), target):
+        for one in ranked(product(call), target):
             listed.setdefault(unsplit(one), []).append(one)
         return [one for splits in listed.values() for one in splits[:2]]
 
     def products(call: Any, target: Target) -> float:
-        GM, GN, GK, _, always_sums = product(call)
-        return (awkward(call) if awkward else 1.0) * cycles(call.tile, GM, GN, GK, target, always_sums) / CYCLES_A_MICROSECOND
+        return (awkward(call) if awkward else 1.0) * cycles(call.tile, product(call), target) / CYCLES_A_MICROSECOND
 
     return {"engine": engine, "tile": tile, "candidates": candidates, "products": products}
