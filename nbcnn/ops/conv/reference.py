@@ -19,6 +19,7 @@ Source: Chellapilla, Puri, Simard, "High performance convolutional neural networ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,6 +31,8 @@ from nbcnn.plan.shapes import ConvShape
 
 WORKSPACE_BYTES = 16 << 20
 """Columns that exist at a time: few enough to stay in a last-level cache, enough for long matrix products."""
+SMALL = 64
+"""Outputs of at most so many pixels are computed in one product for all images: a product per image would read all filters again for few columns."""
 
 Pads = tuple[int, int]
 """Zero rows and columns around an image; negative where a convolution read backwards skips the border."""
@@ -87,30 +90,74 @@ def _flipped_pads(w: np.ndarray, pad: int) -> Pads:
 
 
 def _windows_to_columns(x: np.ndarray, w: np.ndarray, y: np.ndarray, stride: int, pads: Pads) -> None:
-    """y = conv(x, w) by copying the windows of x: (K, C·R·S) times (C·R·S, P·Q) for each image."""
+    """y = conv(x, w) by copying the windows of x: (K, C·R·S) times (C·R·S, P·Q) for each image, or times (C·R·S, n·P·Q) for n small ones."""
     (K, C, R, S), (P, Q) = w.shape, y.shape[2:]
     filters = w.reshape(K, C * R * S)
-    columns = np.empty(0, x.dtype)
-    for images in _chunks(len(x), C * R * S * P * Q * x.itemsize):
+    if _pointwise((R, S), stride, pads) and P * Q > SMALL:
+        np.matmul(filters, x.reshape(len(x), C, P * Q), out=y.reshape(len(x), K, P * Q))
+        return
+    chunks = _chunks(len(x), C * R * S * P * Q * x.itemsize)
+    space = np.zeros(chunks[0].stop * C * R * S * P * Q, x.dtype)
+    for images in chunks:
         part, result = x[images], y[images]
-        if len(columns) != len(part):
-            # The zeros of the border are written once: every chunk overwrites the same elements.
-            columns = np.zeros((len(part), C, R, S, P, Q), x.dtype)
-        for r, s, outputs, seen in _taps((R, S), (P, Q), x.shape[2:], stride, pads):
-            columns[:, :, r, s, *outputs] = part[:, :, *seen]
-        np.matmul(filters, columns.reshape(len(part), C * R * S, P * Q), out=result.reshape(len(part), K, P * Q))
+        n = len(part)
+        if P * Q == 1:
+            # A row of windows for each image: the product is y as it stands.
+            columns = _windows(space, part, (n, C, R, S, P, Q), (0, 1, 2, 3, 4, 5), stride, pads)
+            np.matmul(columns.reshape(n, C * R * S), filters.T, out=result.reshape(n, K))
+        elif P * Q <= SMALL:
+            columns = _windows(space, part, (C, R, S, n, P, Q), (3, 0, 1, 2, 4, 5), stride, pads)
+            result[...] = (filters @ columns.reshape(C * R * S, n * P * Q)).reshape(K, n, P, Q).swapaxes(0, 1)
+        else:
+            columns = _windows(space, part, (n, C, R, S, P, Q), (0, 1, 2, 3, 4, 5), stride, pads)
+            np.matmul(filters, columns.reshape(n, C * R * S, P * Q), out=result.reshape(n, K, P * Q))
+
+
+def _windows(space: np.ndarray, x: np.ndarray, shape: tuple[int, ...], order: tuple[int, ...], stride: int, pads: Pads) -> np.ndarray:
+    """The windows of images x as an array of this `shape` in `space`; `order` are its axes as (n, C, R, S, P, Q).
+
+    The zeros of the border are in `space` from the start: every chunk overwrites the same elements, except a shorter last one.
+    """
+    columns = space[: math.prod(shape)].reshape(shape)
+    if columns.size < space.size:
+        columns.fill(0)
+    seen = columns.transpose(order)
+    R, S, P, Q = seen.shape[2:]
+    for r, s, outputs, inside in _taps((R, S), (P, Q), x.shape[2:], stride, pads):
+        seen[:, :, r, s, *outputs] = x[:, :, *inside]
+    return columns
+
+
+def _pointwise(window: tuple[int, int], stride: int, pads: Pads) -> bool:
+    """Whether the windows of an image are its pixels."""
+    return window == (1, 1) and stride == 1 and pads == (0, 0)
 
 
 def _columns_to_windows(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, stride: int, pads: Pads) -> None:
-    """dx = the transpose of conv(·, w) at dy: (C·R·S, K) times (K, P·Q) for each image, added into windows of dx."""
+    """dx = the transpose of conv(·, w) at dy: (C·R·S, K) times (K, P·Q) for each image, or times (K, n·P·Q) for n small ones, added into windows
+    of dx."""
     (K, C, R, S), (P, Q) = w.shape, dy.shape[2:]
-    filters = np.ascontiguousarray(w.reshape(K, C * R * S).T)
-    columns = np.empty(0, dy.dtype)
-    for images in _chunks(len(dy), C * R * S * P * Q * dy.itemsize):
+    filters = w.reshape(K, C * R * S)
+    pointwise = _pointwise((R, S), stride, pads)
+    if pointwise and P * Q > SMALL:
+        np.matmul(filters.T, dy.reshape(len(dy), K, P * Q), out=dx.reshape(len(dy), C, P * Q))
+        return
+    chunks = _chunks(len(dy), C * R * S * P * Q * dy.itemsize)
+    space = np.empty(chunks[0].stop * C * R * S * P * Q, dy.dtype)
+    for images in chunks:
         part, result = dy[images], dx[images]
-        if len(columns) != len(part):
-            columns = np.empty((len(part), C, R, S, P, Q), dy.dtype)
-        np.matmul(filters, part.reshape(len(part), K, P * Q), out=columns.reshape(len(part), C * R * S, P * Q))
+        n = len(part)
+        columns = space[: n * C * R * S * P * Q]
+        if P * Q == 1:
+            columns = np.matmul(part.reshape(n, K), filters, out=columns.reshape(n, C * R * S)).reshape(n, C, R, S, P, Q)
+        elif P * Q <= SMALL:
+            gradient = part.swapaxes(0, 1).reshape(K, n * P * Q)
+            columns = np.matmul(filters.T, gradient, out=columns.reshape(C * R * S, n * P * Q)).reshape(C, R, S, n, P, Q).transpose(3, 0, 1, 2, 4, 5)
+        else:
+            columns = np.matmul(filters.T, part.reshape(n, K, P * Q), out=columns.reshape(n, C * R * S, P * Q)).reshape(n, C, R, S, P, Q)
+        if pointwise:
+            result[...] = columns[:, :, 0, 0]
+            continue
         result.fill(0)
         for r, s, outputs, seen in _taps((R, S), (P, Q), dx.shape[2:], stride, pads):
             result[:, :, *seen] += columns[:, :, r, s, *outputs]
@@ -120,21 +167,19 @@ def _columns_times_columns(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, stride
     """dw by copying the windows of x: (K, n·P·Q) times (n·P·Q, C·R·S), summed over chunks of n images."""
     (K, C, R, S), (P, Q) = dw.shape, dy.shape[2:]
     dw.fill(0)
-    columns = np.empty((0, 0, 0, 0), x.dtype)
-    for images in _chunks(len(x), C * R * S * P * Q * x.itemsize):
-        part, gradient = x[images].swapaxes(0, 1), dy[images].swapaxes(0, 1)
-        count = part.shape[1]
-        if columns.shape[3] != count:
-            columns = np.zeros((C, R, S, count, P, Q), x.dtype)
-        for r, s, outputs, seen in _taps((R, S), (P, Q), x.shape[2:], stride, pads):
-            columns[:, r, s, :, *outputs] = part[:, :, *seen]
+    chunks = _chunks(len(x), C * R * S * P * Q * x.itemsize)
+    space = np.zeros(chunks[0].stop * C * R * S * P * Q, x.dtype)
+    for images in chunks:
+        gradient = dy[images].swapaxes(0, 1)
+        count = gradient.shape[1]
+        columns = _windows(space, x[images], (C, R, S, count, P, Q), (3, 0, 1, 2, 4, 5), stride, pads)
         dw += (gradient.reshape(K, -1) @ columns.reshape(C * R * S, -1).T).reshape(dw.shape)
 
 
-def _chunks(count: int, image_bytes: int) -> Iterator[slice]:
-    """Slices that cover `count` images, as many at a time as fit the workspace (at least one)."""
+def _chunks(count: int, image_bytes: int) -> list[slice]:
+    """Slices that cover `count` images, as many at a time as fit the workspace (at least one); only the last may be shorter."""
     size = max(1, min(count, WORKSPACE_BYTES // image_bytes))
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+    return [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
 
 
 def _taps(

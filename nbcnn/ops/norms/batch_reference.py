@@ -153,10 +153,11 @@ def batchnorm_sums(
 ) -> None:  # fmt: skip
     """sums = dbias, dweight of the rank's own images."""
     for c in _blocks(x):
-        dbias[c] = dy[:, c].sum((0, 2, 3))
-        centred = x[:, c] - _wide(mean[c])
-        centred *= dy[:, c]
-        dweight[c] = centred.sum((0, 2, 3)) * rstd[c]
+        part, arriving = x[:, c], dy[:, c]
+        dbias[c] = _sums(arriving)
+        centred = part - _wide(mean[c], part)
+        centred *= arriving
+        dweight[c] = _sums(centred) * rstd[c]
     sums[...] = np.concatenate([dbias, dweight])
 
 
@@ -165,22 +166,24 @@ def batchnorm_dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array
     dbias, dweight = sums.reshape(2, -1) / (x.size // x.shape[1])
     scale, slope = weight * rstd, rstd * dweight
     for c in _blocks(x):
-        centred = x[:, c] - _wide(mean[c])
-        centred *= _wide(slope[c])
-        made = dy[:, c] - _wide(dbias[c])
-        made -= centred
-        np.multiply(made, _wide(scale[c]), out=dx[:, c])
+        part = x[:, c]
+        made = part - _wide(mean[c], part)
+        made *= _wide(slope[c], part)
+        np.subtract(dy[:, c], made, out=made)
+        made -= _wide(dbias[c], part)
+        np.multiply(made, _wide(scale[c], part), out=dx[:, c])
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
     """The mean and the biased variance of every channel."""
-    middle, variance = np.empty(x.shape[1], x.dtype), np.empty(x.shape[1], x.dtype)
+    middle, variance, count = np.empty(x.shape[1], x.dtype), np.empty(x.shape[1], x.dtype), x.size // x.shape[1]
     for c in _blocks(x):
-        first = x[0, c, 0, 0]
-        away = x[:, c] - _wide(first)
-        offset = away.mean((0, 2, 3))
-        away -= _wide(offset)
-        middle[c], variance[c] = first + offset, np.square(away, out=away).mean((0, 2, 3))
+        part = x[:, c]
+        first = part[0, :, 0, 0]
+        away = part - _wide(first, part)
+        offset = _sums(away) / count
+        away -= _wide(offset, part)
+        middle[c], variance[c] = first + offset, _sums(np.square(away, out=away)) / count
     return middle, variance
 
 
@@ -208,10 +211,24 @@ def _normal(x: Array, mean: Array, rstd: Array, weight: Array, bias: Array, y: A
     """y = (x − mean)·weight·rstd + bias."""
     scale = weight * rstd
     for c in _blocks(x):
-        made = x[:, c] - _wide(mean[c])
-        made *= _wide(scale[c])
-        np.add(made, _wide(bias[c]), out=y[:, c])
+        part = x[:, c]
+        made = part - _wide(mean[c], part)
+        made *= _wide(scale[c], part)
+        np.add(made, _wide(bias[c], part), out=y[:, c])
 
 
-def _wide(per_channel: Array) -> Array:
-    return per_channel[:, None, None]
+SMALL = 256
+"""Images of at most so many pixels take a number per channel repeated for each pixel: NumPy's innermost loop is then an image, not a channel."""
+
+
+def _wide(per_channel: Array, x: Array) -> Array:
+    """A number per channel in a shape that broadcasts to images x: (C,1,1), or (C,H,W) for small images."""
+    pixels = x.shape[2] * x.shape[3]
+    return per_channel[:, None, None] if pixels > SMALL else np.repeat(per_channel, pixels).reshape(x.shape[1:])
+
+
+def _sums(x: Array) -> Array:
+    """The sum of each channel of images x."""
+    pixels = x.shape[2] * x.shape[3]
+    made: Array = x.sum((0, 2, 3)) if pixels > SMALL else x.sum(0).reshape(-1, pixels).sum(1)
+    return made

@@ -30,6 +30,8 @@ from nbcnn.ops.update.advance import NONFINITE, STEP
 
 NORM_EPS = 1e-6
 NORM_MISSING = "clip_norm needs the gradient norm as the last input"
+PART = 1 << 15
+"""Weights that a CPU updates at a time: the arrays of an update stay in a second-level cache."""
 MOST_STATES, MOST_NUMBERS = 2, 4
 """States of a weight, and numbers of a rule, that the frame of maps has room for."""
 
@@ -175,20 +177,18 @@ class Rule:
         numbers = {name: float(attrs.get(name, default)) for name, default in self.numbers.items()}
         clipping = {name: attrs[name] for name in ("weight_decay", "clip_value", "clip_norm", "decayed") if name in attrs}
         number, rate = w.dtype.type, learning_rate(lr, state)
-        if self.decoupled:
-            decay, decayed = clipping.pop("weight_decay", 0.0), clipping.get("decayed", 0)
-            g = effective_gradient(g, w, norm[0] if norm else None, **clipping)
-            w = w.copy()
-            w[:decayed] -= number(rate) * number(decay) * w[:decayed]
-        else:
-            g = effective_gradient(g, w, norm[0] if norm else None, **clipping)
-        if self.arrays is not None:
-            made = self.arrays(w, g, *states, rate=rate, t=int(state[STEP]) + 1, **numbers)
-        else:
-            result = on_arrays(self.function)(w, g, *states, rate, *map(np.float32, numbers.values()))
-            made = result if isinstance(result, tuple) else (result,)
-        for out, value in zip(outs[:-1], made, strict=True):
-            out[...] = value
+        decay, decayed = clipping.pop("weight_decay", 0.0) if self.decoupled else 0.0, int(clipping.pop("decayed", 0))
+        rule = self.arrays or on_arrays(self.function)
+        settings = ({"rate": rate, "t": int(state[STEP]) + 1} | numbers, ()) if self.arrays else ({}, (rate, *map(np.float32, numbers.values())))
+        for part in (slice(start, start + PART) for start in range(0, w.size, PART)):
+            old, inside = w[part], max(0, decayed - part.start)
+            step = effective_gradient(g[part], old, norm[0] if norm else None, **clipping, decayed=inside)
+            if self.decoupled:
+                old = old.copy()
+                old[:inside] -= number(rate) * number(decay) * old[:inside]
+            result = rule(old, step, *(each[part] for each in states), *settings[1], **settings[0])
+            for out, value in zip(outs[:-1], result if isinstance(result, tuple) else (result,), strict=True):
+                out[part] = value
         if not np.isfinite(outs[0]).all():
             outs[-1][NONFINITE] = 1
 

@@ -129,3 +129,22 @@ def test_host_row_runs_on_flat_arrays(rng):
     expected = np.empty_like(dy)
     conv_fprop(x, w, b, expected, **attrs)
     np.testing.assert_array_equal(y.reshape(dy.shape), expected)
+
+
+@pytest.mark.parametrize("size", [1, 4, 8, 9], ids=lambda size: f"{size}x{size} outputs")
+@pytest.mark.parametrize(("R", "C", "K"), [(1, 4, 6), (1, 6, 4), (3, 4, 6), (3, 6, 4)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_small_outputs_in_chunks_that_do_not_divide_the_batch(size, R, C, K, stride, monkeypatch, rng):
+    """Small outputs are one product per chunk, single pixels a product of rows; the last chunk of five images is shorter."""
+    shape = ConvShape(N=5, C=C, H=size * stride, W=size * stride, K=K, R=R, S=R, stride=stride, pad=R // 2)
+    monkeypatch.setattr(reference, "WORKSPACE_BYTES", 2 * 8 * max(C, K) * R * R * size * size)
+    x, w, b, dy, attrs = operands(shape, rng)
+    y, dx, dw, db = (np.full_like(a, np.nan) for a in (dy, x, w, b))
+    conv_fprop(x, w, b, y, **attrs)
+    conv_dgrad(dy, w, dx, **attrs)
+    conv_wgrad(x, dy, dw, db, **attrs)
+    assert distance(y, direct_fprop(x, w, b, **attrs)) <= bound(shape, "fprop")
+    assert distance(dx, direct_dgrad(dy, w, x.shape, **attrs)) <= bound(shape, "dgrad")
+    expected_dw, expected_db = direct_wgrad(x, dy, w.shape, **attrs)
+    assert distance(dw, expected_dw) <= bound(shape, "wgrad")
+    assert distance(db, expected_db) <= bound(shape, "wgrad")

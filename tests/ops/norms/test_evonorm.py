@@ -19,6 +19,11 @@ SHAPES = [(2, 4, 3, 5), (1, 6, 2, 2), (3, 2, 1, 1)]
 EPS = {"S0": 1e-5, "B0": 1e-3}
 
 
+@pytest.fixture(params=[4, evonorm.BLOCK], ids=["few elements at a time", "all images at once"])
+def block(request, monkeypatch):
+    monkeypatch.setattr(evonorm, "BLOCK", request.param)
+
+
 def inputs(rng, shape):
     c = shape[1]
     return rng.standard_normal(shape), 1 + 0.3 * rng.standard_normal(c), rng.standard_normal(c), rng.uniform(0.6, 1.4, c)
@@ -47,6 +52,7 @@ def gradients(kind, dy, x, gamma, v, kept):
     return outs
 
 
+@pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_s0_follows_its_formula(shape, rng):
     x, gamma, beta, v = inputs(rng, shape)
@@ -81,6 +87,7 @@ def test_the_running_variance_of_one_pixel_is_finite(rng):
     assert np.isfinite(y).all()
 
 
+@pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("values", ["normal", "constant", "offset"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["S0", "B0"])

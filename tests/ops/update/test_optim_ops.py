@@ -11,7 +11,7 @@ from compiled import assert_lean, on_every_arch
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu.device import Host
 from nbcnn.ops.kernel.call import host
-from nbcnn.ops.update import adam, advance, grad_norm, pack_weights, sgd
+from nbcnn.ops.update import adam, advance, grad_norm, pack_weights, rule, sgd
 from nbcnn.ops.update.advance import COUNT, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, STEP
 
 EPS = float(np.finfo(np.float32).eps)
@@ -318,7 +318,9 @@ def test_optimizer_kernels_compile_without_a_stack_frame(rng, arch):
             assert_lean(launch, arch)
 
 
-def test_adam_in_float64_equals_the_scalar_loop(rng):
+@pytest.mark.parametrize("part", [4, rule.PART], ids=lambda part: f"{part} weights at a time")
+def test_adam_in_float64_equals_the_scalar_loop(part, monkeypatch, rng):
+    monkeypatch.setattr(rule, "PART", part)
     w, gradients = parameters(rng)
     want = scalar_adam(w, gradients, RATES, weight_decay=0.01, decayed=6)
     arrays = [w.astype(np.float64), np.zeros(w.size), np.zeros(w.size)]
@@ -331,7 +333,9 @@ def test_adam_in_float64_equals_the_scalar_loop(rng):
     np.testing.assert_allclose(arrays, want, rtol=1e-12, atol=1e-14)
 
 
-def test_sgd_in_float64_equals_the_scalar_loop(rng):
+@pytest.mark.parametrize("part", [4, rule.PART], ids=lambda part: f"{part} weights at a time")
+def test_sgd_in_float64_equals_the_scalar_loop(part, monkeypatch, rng):
+    monkeypatch.setattr(rule, "PART", part)
     w, gradients = parameters(rng)
     want = scalar_sgd(w, gradients, RATES, momentum=0.9, weight_decay=0.01, decayed=6)
     w64, m64, state = w.astype(np.float64), np.zeros(w.size), step_state()
