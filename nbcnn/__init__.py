@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from nbcnn.train.events import Callback, Epoch, Reading, Result
     from nbcnn.train.trainer import CallbackError, Diverged
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "datasets.arrays": ("Form",),

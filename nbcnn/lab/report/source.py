@@ -127,7 +127,8 @@ def opened(target: Path, file: Path | None = None, features: Path | None = None)
         target = ours
     if not target.exists():
         known = ", ".join(sorted(path.stem for path in results.RESULTS.glob("*.json")))
-        raise RunError(f"{target} is neither a run folder nor a results file; devices with results here: {known}")
+        here = f"devices with results here: {known}" if known else "results of this project's devices are in its repository alone"
+        raise RunError(f"{target} is neither a run folder nor a results file; {here}")
     if target.is_file():
         return Source(results=results.load(target), file=target)
     run = RunFolder(target)
