@@ -32,6 +32,7 @@ KINDS: Mapping[str, str] = {
     "resnet": "Trainings of ResNet-18",
     "features": "Features and their controls",
     "quality": "Accuracy",
+    "suite": "The GPU suite",
 }
 """What the first word of a section's name means; a test compares the words with those of `nbcnn.lab.measure.schema`."""
 _BATCHED = {"step", "epoch", "convs", "ladder", "hopper", "roofline", "counters", "s4convd", "nets", "predict"}
