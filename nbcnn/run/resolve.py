@@ -62,19 +62,18 @@ def _refusal(impl: Impl, call: Call, target: Target, by_cost: bool) -> str | Non
 
 @dataclass(frozen=True)
 class Found:
-    """An implementation that can run a call: the part of the row that it comes from, its tile, and its estimated microseconds (None: not known)."""
+    """An implementation that can run a call: the part of the row that it comes from, its tile, and its estimated microseconds."""
 
     part: str
     impl: Impl
     tile: Any
-    us: float | None
+    us: float
 
 
 def offered(row: Row, call: Call, target: Target) -> tuple[list[Found], list[str]]:
     """What can run a call on `row`, the chosen one first, and why others cannot.
 
-    Of a row that chooses by cost, the one of the least estimated time (`Impl.cost`) among those of which it is known, if the first of the chain is
-    one of them. Else the first.
+    Of a row that chooses by cost that is the one of the least estimated time (`Impl.cost`), of others the first of the chain.
     """
     found, reasons = [], []
     for part, impl in row.chain(call.op):
@@ -83,9 +82,8 @@ def offered(row: Row, call: Call, target: Target) -> tuple[list[Found], list[str
             continue
         tile = impl.tile(call, target)
         found.append(Found(part, impl, tile, impl.cost(replace(call, tile=tile), target)))
-    known = [each for each in found if each.us is not None]
-    if row.by_cost and found and found[0].us is not None:
-        best = min(known, key=lambda each: each.us or 0.0)
+    if row.by_cost and found:
+        best = min(found, key=lambda each: each.us)
         found = [best, *(each for each in found if each is not best)]
     return found, reasons
 
@@ -147,8 +145,7 @@ def resolver(row: Row, target: Target, tiles: Tiles | None = None) -> Callable[[
 
 def named(found: Found) -> str:
     """An implementation and its estimate in words."""
-    engine = found.impl.engine or found.part
-    return engine if found.us is None else f"{engine} {found.us:.1f} µs"
+    return f"{found.impl.engine or found.part} {found.us:.1f} µs"
 
 
 def has_fields(kind: Any, saved: Mapping[str, Any]) -> bool:

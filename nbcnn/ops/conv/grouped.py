@@ -32,19 +32,23 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.target import Target
 from nbcnn.ops.conv import depthwise_reference
 from nbcnn.ops.conv.frame.split import IN_FLIGHT, sum_of_partials
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, stream
 from nbcnn.ops.kernel.loops import quotient, within
 from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.stored import scalar_io
-from nbcnn.ops.kernel.traffic import Traffic, once, outputs
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs, streamed
 from nbcnn.ops.kernel.windows import position, split
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Pair = tuple[int, int]
+PRODUCTS_A_CYCLE = 8
+"""Products that a multiprocessor makes a cycle: an engine of CUDA cores makes about 16 times as many, one of tensor cores 64 times."""
 THREADS = 256
 FILTERS, LINES, MOST_LINES = 32, 8, 32
 """A block of the weight gradient: filters side by side, and lines of pixels that are summed beside each other; lines at most for many parts."""
@@ -360,11 +364,19 @@ def bind_wgrad(call: Call) -> list[Launch]:
     return [made, launch_sum(partials, dw, db, filters, e.taps, e.parts)]
 
 
+def estimate(call: Call, target: Target) -> float:
+    """Microseconds: every product reads two operands through the caches."""
+    e = _extents(call)
+    products = numel(e.y) * numel(e.w[1:]) / (PRODUCTS_A_CYCLE * target.multiprocessors * CYCLES_A_MICROSECOND)
+    partials = scratch_wgrad(call) if call.op == Op("gconv", "wgrad") else 0
+    return products + stream([*streamed(call), *([once(partials, partials)] if partials else [])])
+
+
 HOST = {Op("gconv", "fprop"): host(gconv_fprop), Op("gconv", "dgrad"): host(gconv_dgrad), Op("gconv", "wgrad"): host(gconv_wgrad)}
 OPS = {
-    Op("gconv", "fprop"): Impl(bind_fprop, supports=supports, engine="grouped"),
-    Op("gconv", "dgrad"): Impl(bind_dgrad, supports=supports, engine="grouped"),
-    Op("gconv", "wgrad"): Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, engine="grouped"),
+    Op("gconv", "fprop"): Impl(bind_fprop, supports=supports, engine="grouped", estimate=estimate),
+    Op("gconv", "dgrad"): Impl(bind_dgrad, supports=supports, engine="grouped", estimate=estimate),
+    Op("gconv", "wgrad"): Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, engine="grouped", estimate=estimate),
 }
 GRADIENTS = {
     Op("gconv", "dgrad"): Gradient(Op("gconv", "fprop"), lambda ins, outs, v: (v, ins[1])),

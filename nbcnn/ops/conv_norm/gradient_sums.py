@@ -27,7 +27,7 @@ from nbcnn.ops.conv.frame.composed import Operand, inner, operands
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.frame.epilogue import WITH_SUMS
 from nbcnn.ops.conv.reference import conv_dgrad
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, through
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, around
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, once
@@ -90,10 +90,12 @@ def ops(engine: Impl) -> dict[Op, Impl]:
         return [*engine.bind(first), batch.totals_launch(first.outs[1], call.ins[6], dweight, dbias, sums, call.out_shapes[0][1], chunks)]
 
     def bytes_of(call: Call) -> list[Traffic]:
-        first, _, partials = parts(call)
-        channel = 4 * call.out_shapes[0][1]
         assert engine.traffic is not None
-        return [*engine.traffic(first), once(partials + channel, 4 * channel)]
+        return [*engine.traffic(parts(call)[0]), *own(call)]
+
+    def own(call: Call) -> list[Traffic]:
+        channel = 4 * call.out_shapes[0][1]
+        return [once(parts(call)[2] + channel, 4 * channel)]
 
     pack = engine.pack
     assert pack is not None
@@ -103,7 +105,7 @@ def ops(engine: Impl) -> dict[Op, Impl]:
         scratch=lambda call: align(parts(call)[2], ALIGNMENT),
         supports=lambda call, target: engine.supports(convolution(call), target),
         slower=lambda call, target: engine.slower(convolution(call), target),
-        products=through(engine.products, convolution),
+        estimate=around(engine, lambda call: parts(call)[0], own),
         tile=lambda call, target: engine.tile(convolution(call), target),
         candidates=lambda call, target: engine.candidates(convolution(call), target),
         pack=lambda call: pack(convolution(call)),

@@ -21,7 +21,7 @@ from nbcnn.ops.conv.frame.composed import Operand, inner, operands
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS
 from nbcnn.ops.conv.reference import conv_fprop
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, through
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, around
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, size
@@ -92,15 +92,18 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[Op, Impl]:
         return nbytes + (conv if chunk is None else engine).scratch(first)
 
     def bytes_of(call: Call) -> list[Traffic]:
-        first, norm, chunk, _ = parts(call)
+        first, _, chunk, _ = parts(call)
         by = conv if chunk is None else engine
         assert by.traffic is not None
-        made = list(by.traffic(first))
+        return [*by.traffic(first), *own(call)]
+
+    def own(call: Call) -> list[Traffic]:
+        first, norm, chunk, _ = parts(call)
         if chunk is None:
-            return [*made, *batch.traffic_fprop(norm)[:2]]
+            return list(batch.traffic_fprop(norm)[:2])
         partials, channel = size(first, "out", 1), 4 * call.out_shapes[0][1]
         # The means of the chunks are read twice, their squares once.
-        return [*made, Traffic(3 * partials // 2, 4 * channel, partials)]
+        return [Traffic(3 * partials // 2, 4 * channel, partials)]
 
     def splits(call: Call) -> Mapping[int, int]:
         # x is the first operand of the op and of the convolution inside.
@@ -115,7 +118,7 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[Op, Impl]:
             scratch=scratch,
             supports=lambda call, target: engine.supports(convolution(call), target),
             slower=lambda call, target: engine.slower(convolution(call), target),
-            products=through(engine.products, convolution),
+            estimate=around(engine, lambda call: parts(call)[0], own),
             tile=lambda call, target: engine.tile(convolution(call), target),
             candidates=lambda call, target: engine.candidates(convolution(call), target),
             pack=None if pack is None else lambda call: pack(convolution(call)),

@@ -22,7 +22,7 @@ from nbcnn.gpu.language import SIMULATOR
 from nbcnn.gpu.target import H200
 from nbcnn.ops.conv.frame.composed import Operand, inner, operands
 from nbcnn.ops.conv.reference import conv_fprop
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape, through
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape, around
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.norms import b0, reference, s0
@@ -157,10 +157,12 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         return used + max(conv.scratch(first), norm.scratch(second))
 
     def bytes_of(call: Call) -> list[Traffic]:
-        first, second, _ = parts(call)
         assert conv.traffic is not None
+        return [*conv.traffic(parts(call)[0]), *own(call)]
+
+    def own(call: Call) -> Sequence[Traffic]:
         assert norm.traffic is not None
-        return [*conv.traffic(first), *norm.traffic(second)]
+        return norm.traffic(parts(call)[1])
 
     def pack_weight(call: Call) -> Array:
         assert conv.pack is not None
@@ -172,7 +174,7 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         scratch=scratch,
         supports=lambda call, target: conv.supports(parts(call)[0], target) or norm.supports(parts(call)[1], target),
         slower=lambda call, target: conv.slower(parts(call)[0], target),
-        products=through(conv.products, lambda call: parts(call)[0]),
+        estimate=around(conv, lambda call: parts(call)[0], own if norm.traffic is not None else None),
         tile=lambda call, target: conv.tile(parts(call)[0], target),
         candidates=lambda call, target: conv.candidates(parts(call)[0], target),
         pack=pack_weight if conv.pack is not None else None,

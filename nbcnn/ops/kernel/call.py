@@ -16,8 +16,8 @@ from nbcnn.gpu.compiler import LOCKSTEP, SIMULATOR
 from nbcnn.gpu.kernel_store import loaded
 from nbcnn.gpu.language import resolved
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel.cost import microseconds, speed_of
-from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.ops.kernel.cost import stream
+from nbcnn.ops.kernel.traffic import Traffic, streamed
 from nbcnn.plan.op import Op
 from nbcnn.plan.roles import Role, role
 
@@ -188,8 +188,8 @@ class Impl:
     supports  Call without arrays, Target -> None, or the reason in words why this shape cannot run on that GPU.
     slower    Call without arrays, Target -> None, or the reason in words why another implementation is likely faster there; not asked
               where a row chooses by cost.
-    products  Call without arrays (tile resolved), Target -> microseconds of its products by the engine's model, without its bytes and launches.
-              None where there is none: then the table's order decides (`nbcnn.ops.kernel.cost`).
+    estimate  Call without arrays (tile resolved), Target -> microseconds by the engine's model (`nbcnn.ops.kernel.cost`). None where what the
+              launches move is all that counts.
     engine    the name of its kernels, where an op has several implementations.
     tile      Call without arrays, Target -> a frozen dataclass of ints (None if there is nothing to choose).
     pack      Call without arrays -> int32 index map (n,) or (terms, n): packed[i] = Σ_t weight.flat[map[t, i]], where −1
@@ -219,14 +219,13 @@ class Impl:
     once: bool = False
     slower: Callable[[Call, Target], str | None] = _any_shape
     engine: str = ""
-    products: Callable[[Call, Target], float] | None = None
+    estimate: Callable[[Call, Target], float] | None = None
 
-    def cost(self, call: Call, target: Target) -> float | None:
-        """Estimated microseconds of a call with its tile (`nbcnn.ops.kernel.cost`); None where nobody has measured the engine beside others."""
-        speed = speed_of(self.engine, type(call.tile).__name__, call.in_dtypes[0] if call.in_dtypes else "float32")
-        if speed is None or self.traffic is None or self.products is None:
-            return None
-        return microseconds(self.products(call, target), self.traffic(call), speed)
+    def cost(self, call: Call, target: Target) -> float:
+        """Estimated microseconds of a call with its tile: its `estimate`, or else the time of a stream of the bytes that its launches move."""
+        if self.estimate is not None:
+            return self.estimate(call, target)
+        return stream(self.traffic(call) if self.traffic is not None else streamed(call))
 
     def lacks(self, target: Target) -> str | None:
         """None if the kernels run on GPUs of the compute capability of `target`, else the reason in words."""
@@ -246,9 +245,13 @@ def host(reference: Callable[..., None]) -> Impl:
     return Impl(bind)
 
 
-def through(products: Callable[[Call, Target], float] | None, inner: Callable[[Call], Call]) -> Callable[[Call, Target], float] | None:
-    """The `products` of an implementation that makes them by another's, of an inner call."""
-    return None if products is None else lambda call, target: products(inner(call), target)
+def around(engine: Impl, inner: Callable[[Call], Call], own: Callable[[Call], Sequence[Traffic]] | None = None) -> Callable[[Call, Target], float]:
+    """The `estimate` of an implementation that calls another's: the cost of `engine` for the inner call, and of what its own launches move."""
+
+    def estimate(call: Call, target: Target) -> float:
+        return engine.cost(inner(call), target) + (stream(own(call)) if own is not None else 0.0)
+
+    return estimate
 
 
 def blocks(count: int, threads: int) -> int:

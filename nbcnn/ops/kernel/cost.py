@@ -1,16 +1,22 @@
-"""A model of the time of a call, by which a row chooses among implementations that can run it.
+"""A model of the time of a call, by which a row chooses among implementations that can run it. Every implementation has a cost.
 
 A call takes its products and its bytes, of which the longer one counts most (a p-norm, as they disturb each other), and a little for each launch.
-The products' time is the engine's own model (`Impl.products`: tiles in waves, `nbcnn/ops/conv/frame/cost.py` for Hopper), or its flops at a rate
-where it has none. Bytes are those that its launches are counted to move (`Impl.traffic`): different ones out of memory, others out of a cache.
+The products' time is the engine's own model of tiles in waves. Bytes are those that its launches are counted to move (`Impl.traffic`): different
+ones out of memory, others out of a cache. Where there is no model of products the bytes are all that counts (`stream`): so it is for everything
+that reads and writes its operands once. What another implementation's launches stand between, adds its own launches to their cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nbcnn.ops.kernel.traffic import Traffic
+
+if TYPE_CHECKING:
+    from nbcnn.gpu.target import Target
+    from nbcnn.ops.kernel.call import Call
 
 CYCLES_A_MICROSECOND = 1755.0
 """The clock at which the models of products count cycles, that of an H200 under load."""
@@ -59,15 +65,20 @@ SPEEDS: dict[tuple[str, str, str], Speed] = {
     ("winograd with norm", "", "float32"): Speed(2.80, 0.96, 2, whole=False),
     ("nine products", "", "float32"): Speed(2.80, 0.96, 2, whole=False),
 }
-"""By engine, kind of tile ("": any) and how the first operand is stored. An engine that is not here was not measured beside others.
+"""By engine, kind of tile ("": any) and how the first operand is stored.
 
 Fitted to 960 times of 450 steps on an H100, so that ratios within a step count more than times (tests/lab/engines_h100.json).
 """
 
 
-def speed_of(engine: str, tile: str, stored: str) -> Speed | None:
-    """How fast an engine's kernels for a kind of tile are; None if nobody has measured it."""
-    return SPEEDS.get((engine, tile, stored)) or SPEEDS.get((engine, "", stored))
+STREAM = Speed(2.0, 1.0, 1, whole=False)
+"""Launches that move bytes: a batch norm's gradients of 25 MB by one launch take 14.8 µs, by three of 44 MB 28.7 (H100)."""
+
+
+def speed_of(engine: str, call: Call) -> Speed:
+    """How fast an engine's kernels for a call's kind of tile are."""
+    stored = call.in_dtypes[0] if call.in_dtypes else "float32"
+    return SPEEDS.get((engine, type(call.tile).__name__, stored)) or SPEEDS[engine, "", stored]
 
 
 def microseconds(products: float, launches: Sequence[Traffic], speed: Speed) -> float:
@@ -75,3 +86,13 @@ def microseconds(products: float, launches: Sequence[Traffic], speed: Speed) -> 
     moved = sum((each.distinct + each.write) / MEMORY + max(0, each.read - each.distinct) / CACHE for each in launches)
     count = 1 if speed.whole else len(launches)
     return speed.launch * count + ((speed.scale * products) ** speed.soft + moved**speed.soft) ** (1 / speed.soft)
+
+
+def stream(launches: Sequence[Traffic]) -> float:
+    """Estimated time of launches that do little more than to move bytes."""
+    return microseconds(0.0, launches, STREAM)
+
+
+def estimate(engine: str, products: Callable[[Call, Target], float], traffic: Callable[[Call], Sequence[Traffic]]) -> Callable[[Call, Target], float]:
+    """The `Impl.estimate` of an engine whose products alone take the microseconds that `products` says."""
+    return lambda call, target: microseconds(products(call, target), traffic(call), speed_of(engine, call))

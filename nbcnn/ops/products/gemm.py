@@ -24,7 +24,7 @@ from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.split import launch_sum_partials
 from nbcnn.ops.conv.simt.pointwise import launch_gemm_nt, product_traffic
 from nbcnn.ops.conv.simt.tiles import Product, choices
-from nbcnn.ops.kernel.call import Call, Impl, Launch, host, through
+from nbcnn.ops.kernel.call import Call, Impl, Launch, around, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import too_large
@@ -143,7 +143,7 @@ def engine(conv: Impl) -> Impl:
         scratch=lambda call: conv.scratch(as_conv(call)),
         supports=refused,
         slower=lambda call, target: conv.slower(as_conv(call), target),
-        products=through(conv.products, as_conv),
+        estimate=around(conv, as_conv),
         tile=lambda call, target: conv.tile(as_conv(call), target),
         candidates=lambda call, target: conv.candidates(as_conv(call), target),
         pack=None,
@@ -151,7 +151,7 @@ def engine(conv: Impl) -> Impl:
     )
 
 
-IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: Product(*extents(call), extents(call)[2] % 16 == 0)))
+IMPL = Impl(bind, scratch, supports, **choices(lambda call: Product(*extents(call), extents(call)[2] % 16 == 0), traffic))
 SIMPLE = Impl(bind_simple, supports=supports, traffic=traffic_simple)
 
 

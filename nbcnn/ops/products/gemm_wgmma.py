@@ -21,6 +21,7 @@ from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stag
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, stage_bytes
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.cost import STREAM
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -256,14 +257,14 @@ _TIMES = {(128, 256): (640, 4000), (128, 128): (780, 3000), (128, 64): (620, 250
 
 
 def _choose(call: Call, kind: Kind, target: Target) -> ProductTile:
+    return min(_candidates(call, target), key=lambda tile: _nanoseconds(call, tile, kind, target))
+
+
+def _nanoseconds(call: Call, tile: ProductTile, kind: Kind, target: Target) -> int:
     M, N, K = _extents(call)
-
-    def nanoseconds(tile: ProductTile) -> int:
-        step, ends = _TIMES[tile.BM, tile.BN]
-        waves = ceil_div(ceil_div(M, tile.BM) * ceil_div(N, tile.BN), target.multiprocessors * tile.blocks)
-        return waves * (ceil_div(K, kind.channels) * step + ends)
-
-    return min(_candidates(call, target), key=nanoseconds)
+    step, ends = _TIMES[tile.BM, tile.BN]
+    waves = ceil_div(ceil_div(M, tile.BM) * ceil_div(N, tile.BN), target.multiprocessors * tile.blocks)
+    return waves * (ceil_div(K, kind.channels) * step + ends)
 
 
 def _refusal(call: Call, kind: Kind) -> str | None:
@@ -302,4 +303,5 @@ def implementation(precision: str) -> Impl:
         traffic=lambda call: _traffic(call, kind),
         exactly=True,
         engine="wgmma",
+        estimate=lambda call, target: STREAM.launch + _nanoseconds(call, call.tile, kind, target) / 1000,
     )

@@ -24,7 +24,7 @@ import numpy as np
 from nbcnn.ops.activations import glu
 from nbcnn.ops.conv import reference
 from nbcnn.ops.images.convert import traffic_transpose, transpose
-from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, host, through
+from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, around, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.op import Map, Op
@@ -152,6 +152,9 @@ def _through(impl: Impl, layout: str) -> Impl:
         made = list(impl.traffic(as_convolution(call, layout)))
         return made if layout == "NCHW" else [*_traffic_of_transposes(call, "in"), *made, *_traffic_of_transposes(call, "out")]
 
+    def own(call: Call) -> list[Traffic]:
+        return [] if layout == "NCHW" else [*_traffic_of_transposes(call, "in"), *_traffic_of_transposes(call, "out")]
+
     if layout == "NCHW":
         bind, scratch = inner(impl.bind), inner(impl.scratch)
     else:
@@ -168,7 +171,7 @@ def _through(impl: Impl, layout: str) -> Impl:
         scratch=scratch,
         supports=inner(impl.supports),
         slower=inner(impl.slower),
-        products=through(impl.products, lambda call: as_convolution(call, layout)),
+        estimate=around(impl, lambda call: as_convolution(call, layout), own),
         tile=inner(impl.tile),
         pack=inner(impl.pack) if impl.pack is not None else None,
         candidates=inner(impl.candidates),

@@ -86,9 +86,24 @@ def test_the_engine_of_the_cuda_cores_lands_where_numpy_does(device, op):
         assert relative_error(one, other) <= parity_bound(case.terms, "fp32")
 
 
-def test_what_costs_too_many_products_is_refused():
+def test_what_costs_too_many_products_is_slower_and_uneven_strides_are_refused():
     case = next(case for case in CASES if case.op == "gconv_fprop" and case.attrs["dilation"] == (2, 2))
     uneven = replace(case, attrs=case.attrs | {"stride": (1, 2)})
-    for each, most, words in ((case, 2, "3 times the products, more than 2"), (uneven, 100, "strides of 1 and 2 are not one")):
-        with pytest.raises(Unsupported, match=words):
-            run_op(expanded.grouped(im2col.OPS, most)[each.op], each.op, each.ins, each.outs, attrs=each.attrs, device=Host(), layout="NHWC")
+    kinds = {"in_dtypes": ("float32",) * 2, "out_dtypes": ("float32",)}
+    call = Call(case.op, (), (), tuple(x.shape for x in case.ins[:2]), (case.outs[0][0],), case.attrs, "NHWC", **kinds)
+    assert "3 times the products, more than 2" in expanded.grouped(im2col.OPS, 2)[case.op].slower(call, H200)
+    assert expanded.grouped(im2col.OPS, 100)[case.op].slower(call, H200) is None
+    with pytest.raises(Unsupported, match="strides of 1 and 2 are not one"):
+        run_op(expanded.grouped(im2col.OPS, 100)[case.op], case.op, uneven.ins, uneven.outs, attrs=uneven.attrs, device=Host(), layout="NHWC")
+
+
+def test_depthwise_convolutions_are_not_made_dense():
+    """By cost: 256 times the products are more than reading two operands for each, four times are not."""
+    for channels, groups, dense in ((256, 256, False), (64, 4, True)):
+        x, w = (32, channels, 16, 16), (channels, channels // groups, 3, 3)
+        attrs = {"stride": (1, 1), "dilation": (1, 1), "pad": (1, 1), "groups": groups}
+        kinds = {"in_dtypes": ("float32",) * 2, "out_dtypes": ("float32",)}
+        call = Call(named("gconv_fprop"), (), (), (x, w), (x,), attrs, "NHWC", **kinds)
+        whole = expanded.grouped(im2col.OPS, 16)[call.op]
+        engine = whole.cost(replace(call, tile=whole.tile(call, H200)), H200)
+        assert (engine < grouped.OPS[call.op].cost(call, H200)) == dense

@@ -5,11 +5,11 @@ They stand last in a row's chain, for shapes that the truly fused kernels refuse
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape, through
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape, around
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.op import Op
@@ -60,14 +60,14 @@ def rest(call: Call, middle: Operand) -> Any:
     return call.scratch[middle.nbytes :] if call.scratch is not None and call.scratch.size > middle.nbytes else None
 
 
-def _asking(impl: Impl, inner_call: Callable[[Call], Call]) -> Impl:
-    """`impl` of which what it supports, its tiles and its packed weights are asked of an inner call."""
+def _asking(impl: Impl, inner_call: Callable[[Call], Call], own: Callable[[Call], Sequence[Traffic]]) -> Impl:
+    """`impl` of which what it supports, its tiles, its packed weights and its cost are asked of an inner call. own: bytes of the other launches."""
     pack = impl.pack
     return replace(
         impl,
         supports=lambda call, target: impl.supports(inner_call(call), target),
         slower=lambda call, target: impl.slower(inner_call(call), target),
-        products=through(impl.products, inner_call),
+        estimate=around(impl, inner_call, own),
         tile=lambda call, target: impl.tile(inner_call(call), target),
         candidates=lambda call, target: impl.candidates(inner_call(call), target),
         pack=None if pack is None else lambda call: pack(inner_call(call)),
@@ -97,13 +97,15 @@ def pool_wgrad(wgrad: Impl, unpool: Impl) -> Impl:
         return dz.nbytes + wgrad.scratch(second)
 
     def traffic(call: Call) -> list[Traffic]:
-        first, second, _ = parts(call)
-        assert unpool.traffic is not None
         assert wgrad.traffic is not None
-        return [*unpool.traffic(first), *wgrad.traffic(second)]
+        return [*own(call), *wgrad.traffic(parts(call)[1])]
 
-    around = _asking(wgrad, lambda call: parts(call)[1])
-    return replace(around, bind=bind, traffic=traffic if wgrad.traffic is not None else None, scratch=scratch)
+    def own(call: Call) -> Sequence[Traffic]:
+        assert unpool.traffic is not None
+        return unpool.traffic(parts(call)[0])
+
+    asking = _asking(wgrad, lambda call: parts(call)[1], own)
+    return replace(asking, bind=bind, traffic=traffic if wgrad.traffic is not None else None, scratch=scratch)
 
 
 def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
@@ -127,11 +129,14 @@ def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
         return y.nbytes + max(upconv.scratch(first), mse_fprop.scratch(second))
 
     def traffic(call: Call) -> list[Traffic]:
-        first, second, third, _ = parts(call)
         assert upconv.traffic is not None
+        return [*upconv.traffic(parts(call)[0]), *own(call)]
+
+    def own(call: Call) -> list[Traffic]:
+        _, second, third, _ = parts(call)
         assert mse_fprop.traffic is not None
         assert mse_dgrad.traffic is not None
-        return [*upconv.traffic(first), *mse_fprop.traffic(second), *mse_dgrad.traffic(third)]
+        return [*mse_fprop.traffic(second), *mse_dgrad.traffic(third)]
 
-    around = _asking(upconv, lambda call: parts(call)[0])
-    return replace(around, bind=bind, traffic=traffic if upconv.traffic is not None else None, scratch=scratch)
+    asking = _asking(upconv, lambda call: parts(call)[0], own)
+    return replace(asking, bind=bind, traffic=traffic if upconv.traffic is not None else None, scratch=scratch)

@@ -22,7 +22,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, jit
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.composed import inner, middle, operands, rest
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, blocks, through
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, around, blocks
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.traffic import Traffic, once
@@ -92,14 +92,16 @@ def grouped(engine: Mapping[Op, Impl], most: int) -> dict[Op, Impl]:
     """gconv_fprop, gconv_dgrad and gconv_wgrad by the conv_* of `engine`, for at most `most` times the products."""
 
     def supports(call: Call, target: Target, impl: Impl, op: Op) -> str | None:
-        (down, right), own = call.attrs["stride"], own_filters(call)
+        down, right = call.attrs["stride"]
         if down != right:
             return f"strides of {down} and {right} are not one"
-        filters = dense(call).filters
-        times = numel(filters) / numel(own)
+        return too_large(dense(call).filters, what="the filters with their zeros") or impl.supports(dense_call(call, op), target)
+
+    def slower(call: Call, target: Target, impl: Impl, op: Op) -> str | None:
+        times = numel(dense(call).filters) / numel(own_filters(call))
         if times > most:
             return f"with the zeros of its filters written out it has {times:.0f} times the products, more than {most}"
-        return too_large(filters, what="the filters with their zeros") or impl.supports(dense_call(call, op), target)
+        return impl.slower(dense_call(call, op), target)
 
     def dense_call(call: Call, op: Op) -> Call:
         """The engine's call; of a weight gradient, into scratch."""
@@ -136,15 +138,18 @@ def grouped(engine: Mapping[Op, Impl], most: int) -> dict[Op, Impl]:
 
         def traffic(call: Call) -> list[Traffic]:
             assert impl.traffic is not None
+            return [*impl.traffic(dense_call(call, op)), *(own(call) if op == Op("conv", "wgrad") else [])]
+
+        def own(call: Call) -> list[Traffic]:
             weights = 4 * numel(own_filters(call))
-            return [*impl.traffic(dense_call(call, op)), *([once(weights, weights)] if op == Op("conv", "wgrad") else [])]
+            return [once(weights, weights)]
 
         changes: dict[str, Any] = {
             "bind": bind,
             "scratch": scratch,
             "supports": lambda call, target: supports(call, target, impl, op),
-            "slower": lambda call, target: impl.slower(dense_call(call, op), target),
-            "products": through(impl.products, lambda call: dense_call(call, op)),
+            "slower": lambda call, target: slower(call, target, impl, op),
+            "estimate": around(impl, lambda call: dense_call(call, op), own if op == Op("conv", "wgrad") else None),
             "tile": lambda call, target: impl.tile(dense_call(call, op), target),
             "candidates": lambda call, target: impl.candidates(dense_call(call, op), target),
             "pack": None if pack is None else packed,

@@ -23,7 +23,7 @@ from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, windows
 from nbcnn.plan.op import Op
@@ -207,8 +207,14 @@ class WeightGradient(Generic[Tile]):
         summed = 4 * tile.partials_written(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
         return [product, sum_traffic(call, summed + 4 * parts_b * count_b)]
 
+    def products(self, call: Call, target: Target) -> float:
+        """Microseconds of all launches by the model of `cycles`."""
+        g = correlation(call)
+        return self.awkward(call, g) * self.cycles(call.tile, g, target) / CYCLES_A_MICROSECOND
+
     def impl(self, needs: tuple[int, int], exactly: bool = False) -> Impl:
         """The table's entry for GPUs from compute capability `needs` on, or of exactly that one."""
+        engine = "wgmma" if exactly else "mma"
         return Impl(
             self.bind,
             self.scratch,
@@ -218,8 +224,6 @@ class WeightGradient(Generic[Tile]):
             candidates=lambda call, target: self.candidates(correlation(call), target),
             traffic=self.traffic,
             exactly=exactly,
-            engine="wgmma" if exactly else "mma",
-            products=lambda call, target: (
-                self.awkward(call, correlation(call)) * self.cycles(call.tile, correlation(call), target) / CYCLES_A_MICROSECOND
-            ),
+            engine=engine,
+            estimate=estimate(engine, self.products, self.traffic),
         )

@@ -16,7 +16,7 @@ from nbcnn.ops.conv.mma.rows import LARGEST_FILTER
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
 from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, cycles, width, worth_measuring
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
@@ -64,7 +64,9 @@ def implementations(precision: str) -> dict[Op, Impl]:
         g = correlation(call)
         return narrow((g.C,), kind.element, NARROW) * cycles(call.tile, g, kind, target) / CYCLES_A_MICROSECOND
 
-    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma", products=products)
+    impl = Impl(
+        bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma", estimate=estimate("mma", products, bytes_of)
+    )
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
 

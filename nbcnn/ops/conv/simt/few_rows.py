@@ -23,16 +23,19 @@ from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import applied, epilogue_function
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.cost import STREAM, stream
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_load_if
-from nbcnn.ops.kernel.traffic import Traffic, element, outputs
+from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 from nbcnn.ops.ptx.vector import load4_if
 from nbcnn.plan.op import Map, Op
 
 MOST_ROWS = 8
 """With more rows tiles are as fast: a layer of 256 → 256 takes 1.8 µs for one row and 7.1 for 16, and in tiles 4.3 for 64 (H200, fp32)."""
+ROW_US, BLOCKS = 0.34, 4
+"""Microseconds of a row in a run of quads, and blocks that share a multiprocessor: 256 → 256 takes 1.8 µs for one row, 7.1 for 16 (H200, fp32)."""
 WARPS = 8
 THREADS = WARP * WARPS
 IN_FLIGHT = 4
@@ -135,8 +138,8 @@ def supports(call: Call, target: Target) -> str | None:
     if reason := refusal(call):
         return reason
     M, _, K = extents(call)
-    if M > MOST_ROWS:
-        return f"{M} rows are enough for tiles"
+    if M > WARP:
+        return f"{M} rows are more than the {WARP} lanes that keep their sums"
     return f"{K} channels are no whole quads" if K % 4 else too_large(*call.in_shapes, *call.out_shapes)
 
 
@@ -156,6 +159,20 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(weights + N * rows, outputs(call), weights + rows)]
 
 
-_IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic, engine="few rows")
+def slower(call: Call, target: Target) -> str | None:
+    """None, or why tiles are likely as fast."""
+    return f"{extents(call)[0]} rows are enough for tiles" if extents(call)[0] > MOST_ROWS else None
+
+
+def estimate(call: Call, target: Target) -> float:
+    """Microseconds: rows are multiplied one after another in each run of quads, while w streams by; whichever takes longer."""
+    (_, N, K), tile = extents(call), call.tile
+    runs = ceil_div(K // 4, WARP * IN_FLIGHT * tile.parts)
+    waves = N * tile.parts / (WARPS * BLOCKS * target.multiprocessors)
+    streamed = stream([once(4 * N * K, outputs(call))])
+    return max(streamed, STREAM.launch + ROW_US * tile.rows * runs * max(1.0, waves))
+
+
+_IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic, engine="few rows", slower=slower, estimate=estimate)
 OPS = {Op("conv", "fprop"): _IMPL, Op("conv", "fprop", after=(Map("relu"),)): _IMPL}
 """Forward convolutions of few rows, in every GPU row that stores NHWC."""

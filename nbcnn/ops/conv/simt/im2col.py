@@ -241,12 +241,10 @@ def scratch(call: Call) -> int:
     return partial_bytes(call.tile.split, numel(call.out_shapes[0]))
 
 
-_WGRAD = Impl(im2col_wgrad.bind, im2col_wgrad.scratch, traffic=im2col_wgrad.traffic, **choices(im2col_wgrad.product, awkward=awkward))
+_WGRAD = Impl(im2col_wgrad.bind, im2col_wgrad.scratch, **choices(im2col_wgrad.product, im2col_wgrad.traffic, awkward=awkward))
 OPS = {
-    Op("conv", "fprop"): Impl(bind_fprop, scratch, pack=pack_fprop, traffic=traffic, **choices(product, awkward=awkward)),
-    Op("conv", "dgrad"): Impl(bind_dgrad, scratch, pack=pack_dgrad, traffic=traffic, **choices(product, awkward=awkward)),
-    Op("conv", "wgrad"): Impl(
-        im2col_wgrad.bind, im2col_wgrad.scratch, traffic=im2col_wgrad.traffic, **choices(im2col_wgrad.product, awkward=awkward)
-    ),
+    Op("conv", "fprop"): Impl(bind_fprop, scratch, pack=pack_fprop, **choices(product, traffic, awkward=awkward)),
+    Op("conv", "dgrad"): Impl(bind_dgrad, scratch, pack=pack_dgrad, **choices(product, traffic, awkward=awkward)),
+    Op("conv", "wgrad"): Impl(im2col_wgrad.bind, im2col_wgrad.scratch, **choices(im2col_wgrad.product, im2col_wgrad.traffic, awkward=awkward)),
 }
 """The convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -179,16 +179,15 @@ def traffic_up_wgrad(call: Call) -> list[Traffic]:
     return [box_traffic(call.in_shapes[1]), product, *exchanged_traffic(9, K, C, call.tile.split)]
 
 
-_TILES = choices(im2col.product, awkward=im2col.awkward)
-_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, traffic=traffic_fprop, **_TILES)
-_UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, traffic=traffic_up_fprop, **choices(product_up_fprop))
-_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, traffic=traffic_up_dgrad, **choices(product_up_dgrad))
+_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, **choices(im2col.product, traffic_fprop, awkward=im2col.awkward))
+_UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, **choices(product_up_fprop, traffic_up_fprop))
+_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, **choices(product_up_dgrad, traffic_up_dgrad))
 
 FUSED = {
     Op("conv", "fprop", after=(Map("relu"),)): _FPROP,
     Op("conv", "fprop", after=(Map("relu"), Pool())): _FPROP,
     Op("conv", "dgrad", after=(Mask("relu"),)): Impl(
-        bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, traffic=traffic_dgrad_relu, **_TILES
+        bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, **choices(im2col.product, traffic_dgrad_relu, awkward=im2col.awkward)
     ),
     Op("conv", "wgrad", before=(Unpool(),)): composed.pool_wgrad(im2col.OPS[Op("conv", "wgrad")], unpool.IMPL),
     Op("unpool"): unpool.IMPL,
@@ -197,6 +196,6 @@ FUSED = {
     Op("upconv", "fprop", after=(Loss("mse"),)): composed.upconv_mse(_UP, pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]),
     Op("upconv", "dgrad"): _UP_DGRAD,
     Op("upconv", "dgrad", after=(Mask("relu"),)): _UP_DGRAD,
-    Op("upconv", "wgrad"): Impl(bind_up_wgrad, scratch_up_wgrad, supports, traffic=traffic_up_wgrad, **choices(product_up_wgrad)),
+    Op("upconv", "wgrad"): Impl(bind_up_wgrad, scratch_up_wgrad, supports, **choices(product_up_wgrad, traffic_up_wgrad)),
 }
 """The fused convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -117,6 +117,6 @@ def traffic(call: Call) -> list[Traffic]:
     return product_traffic(call.tile, *extents(call))
 
 
-_IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: Product(*extents(call), extents(call)[2] % 16 == 0), "pointwise"))
+_IMPL = Impl(bind, scratch, supports, **choices(lambda call: Product(*extents(call), extents(call)[2] % 16 == 0), traffic, "pointwise"))
 OPS = {Op("conv", "fprop"): _IMPL, Op("conv", "fprop", after=(Map("relu"),)): _IMPL}
 """Forward convolutions with 1×1 filters of row `im2col`."""

@@ -9,14 +9,15 @@ Splitting GK evens waves out and shortens them, and costs a second kernel that r
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tiles import unsplit
+from nbcnn.ops.kernel.traffic import Traffic
 
 
 class Product(NamedTuple):
@@ -135,8 +136,13 @@ def ranked(product: Product, target: Target) -> tuple[Tile, ...]:
     return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, product, target)))
 
 
-def choices(product: Callable[[Any], Product], engine: str = "im2col", awkward: Callable[[Any], float] | None = None) -> dict[str, Any]:
-    """`engine`, `tile`, `candidates` and `products` of an `Impl`: the first of `ranked`, and the first two splits of every tile."""
+def choices(
+    product: Callable[[Any], Product],
+    traffic: Callable[[Any], Sequence[Traffic]],
+    engine: str = "im2col",
+    awkward: Callable[[Any], float] | None = None,
+) -> dict[str, Any]:
+    """`engine`, `tile`, `candidates`, `traffic` and `estimate` of an `Impl`: the first of `ranked`, and the first two splits of every tile."""
 
     def tile(call: Any, target: Target) -> Tile:
         return ranked(product(call), target)[0]
@@ -150,4 +156,4 @@ def choices(product: Callable[[Any], Product], engine: str = "im2col", awkward: 
     def products(call: Any, target: Target) -> float:
         return (awkward(call) if awkward else 1.0) * cycles(call.tile, product(call), target) / CYCLES_A_MICROSECOND
 
-    return {"engine": engine, "tile": tile, "candidates": candidates, "products": products}
+    return {"engine": engine, "tile": tile, "candidates": candidates, "traffic": traffic, "estimate": estimate(engine, products, traffic)}

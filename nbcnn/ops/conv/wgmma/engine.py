@@ -23,7 +23,7 @@ from nbcnn.ops.conv.wgmma.split import in_planes, launch_split, own_bytes, plane
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, shared_bytes, steps_of_tap, tiles_of, work
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.kernel.traffic import Traffic, clipped, outputs, size, windows
@@ -94,7 +94,7 @@ def implementations(precision: str) -> dict[Op, Impl]:
         # An op around one of these has other operands: it says itself which of them are the same.
         return split_bytes(call, SOURCE) if kind.planes > 1 and (call.op in (*IMAGE_OPS, WITH_MOMENTS) or epilogue_of(call.op)) else {}
 
-    named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma", "products": products}
+    named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma", "estimate": estimate("wgmma", products, bytes_of)}
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, **named)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 

@@ -41,7 +41,7 @@ from nbcnn.ops.conv.winograd.transform import (
 )
 from nbcnn.ops.images import unpool
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic
@@ -258,9 +258,11 @@ def products(call: Call, target: Target) -> float:
     return total / CYCLES_A_MICROSECOND
 
 
-_FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic, engine="winograd", products=products)
-_DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad, traffic=traffic, engine="winograd", products=products)
-_WGRAD = Impl(bind_wgrad, scratch_wgrad, supports, tile, traffic=traffic_wgrad, engine="winograd", products=products)
+_FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic, engine="winograd", estimate=estimate("winograd", products, traffic))
+_DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad, traffic=traffic, engine="winograd", estimate=estimate("winograd", products, traffic))
+_WGRAD = Impl(
+    bind_wgrad, scratch_wgrad, supports, tile, traffic=traffic_wgrad, engine="winograd", estimate=estimate("winograd", products, traffic_wgrad)
+)
 
 OPS = {Op("conv", "fprop"): _FPROP, Op("conv", "dgrad"): _DGRAD, Op("conv", "wgrad"): _WGRAD}
 """The plain convolutions that have this form: 3×3, stride 1, padding 1, even images, channels in sixteens, large batches."""

@@ -24,7 +24,7 @@ from nbcnn.ops.conv.winograd.engine import BYTES, Scratch, WinogradTile, launch_
 from nbcnn.ops.conv.winograd.product import launch_rows, rows_traffic
 from nbcnn.ops.conv.winograd.transform import filters_traffic, images_traffic, input_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.op import Map, Op
@@ -104,7 +104,7 @@ def products(call: Call, target: Target) -> float:
     return sum(cycles(call.tile.product, Product(rows, result, source, copies=VALUES), target) for rows in sizes) / CYCLES_A_MICROSECOND
 
 
-_IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic, engine="nine products", products=products)
+_IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic, engine="nine products", estimate=estimate("nine products", products, traffic))
 
 FUSED = {Op("upconv", "fprop"): _IMPL, Op("upconv", "fprop", after=(Map("relu"),)): _IMPL}
 """For large batches and channels in sixteens; im2col_fused.py serves the rest."""
