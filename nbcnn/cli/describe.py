@@ -10,6 +10,7 @@ from typing import Any
 
 from nbcnn import __version__
 from nbcnn.cli.train_data import Material
+from nbcnn.files.quote import counted
 from nbcnn.files.suggest import called
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.plan.recompute import made_again
@@ -99,12 +100,6 @@ def _recomputed(session: Any) -> str:
 def _ranks(team: Any) -> str:
     machines = "" if team.beside == team.size else f", {team.beside} of them on this machine"
     return f", {team.size} ranks{machines}" if team.size > 1 else ""
-
-
-def counted(number: float, noun: str) -> str:
-    """A number with its noun: 1 epoch, 2 epochs."""
-    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
-    return f"{text} {noun}{'s' if number != 1 else ''}"
 
 
 def _memory(session: Any) -> list[str]:

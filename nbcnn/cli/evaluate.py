@@ -13,7 +13,7 @@ from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
 from nbcnn.cli.train_flags import dataset
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import printable
+from nbcnn.files.quote import counted, printable
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -70,15 +70,15 @@ def _evaluate(flags: SimpleNamespace) -> int:
         images = data.test_images if flags.split != "train" else data.train_images
         labels = _labels(model, data, flags.split or "test", of_pixels) if net.takes_classes else None
         if not flags.quiet:
-            print(f"{net.mode} {net.precision} on {net.device_name}; {len(images):,} images of {data.name}", file=sys.stderr, flush=True)
+            print(f"{net.mode} {net.precision} on {net.device_name}; {counted(len(images), 'image')} of {data.name}", file=sys.stderr, flush=True)
         found: dict[str, Any] = {"run": str(flags.run), "dataset": data.name, "split": flags.split or "test", "images": len(images)}
         found |= model.evaluate(images, labels, batch_size=flags.batch or 256, channels_last=False)
         lines: list[str] = []
         if labels is not None:
             classes = tuple(model.classes or (str(number) for number in range(net.classes)))
             predicted = model.predict_classes(images, batch_size=flags.batch or 256, channels_last=False)
-            counted = (labels >= 0) & (labels < net.classes) & (labels != (-1 if net.ignored is None else net.ignored))
-            counts = pixels.counts_of(labels, predicted, net.classes, counted)
+            known = (labels >= 0) & (labels < net.classes) & (labels != (-1 if net.ignored is None else net.ignored))
+            counts = pixels.counts_of(labels, predicted, net.classes, known)
             scores = pixels.by_class(counts)
             found["classes"] = {
                 each: {what: _number(values[at]) for what, values in scores.items() if of_pixels or what != "iou"} for at, each in enumerate(classes)
@@ -89,7 +89,7 @@ def _evaluate(flags: SimpleNamespace) -> int:
         print(json.dumps(found))
         return OK
     words = {"loss": f"loss {found['loss']:.5f}"} | {what: f"{what} {found[what]:.2%}" for what in ("accuracy", "iou") if what in found}
-    print(printable("\n".join([f"{data.name}, {found['split']}, {len(images):,} images: {', '.join(words.values())}", *lines])))
+    print(printable("\n".join([f"{data.name}, {found['split']}, {counted(len(images), 'image')}: {', '.join(words.values())}", *lines])))
     return OK
 
 

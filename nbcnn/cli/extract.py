@@ -17,7 +17,7 @@ from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags
 from nbcnn.cli.part import Part
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import printable
+from nbcnn.files.quote import counted, printable
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
     if len(net.input_shape) != 3:
         raise UsageError(f"{run.path} takes examples of {net.input_shape}, which are no images")
     say(describe.compiling(net))
-    say(f"{net.mode} {net.precision} on {net.device_name}, {len(paths):,} files, {saved.path}")
+    say(f"{net.mode} {net.precision} on {net.device_name}, {counted(len(paths), 'file')}, {saved.path}")
     problems: list[str] = []
     found, started = list(pictures.read_all(paths, net.input_shape, problems)), time.perf_counter()
     for problem in problems:
@@ -336,7 +336,11 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
         atomic.replace_bytes(out / "images.txt", "".join(f"{path}\n" for path, _ in found).encode(errors="surrogateescape"))
         atomic.replace_bytes(file, content.getvalue())
     told = {"features": str(file), "images": len(found), "width": features.shape[1], "compute_seconds": seconds, "problems": problems}
-    print(json.dumps(told) if flags.json else f"{len(found):,} images × {features.shape[1]:,} features in {file}; images.txt names the rows")
+    print(
+        json.dumps(told)
+        if flags.json
+        else f"{counted(len(found), 'image')} × {counted(features.shape[1], 'feature')} in {file}; images.txt names the rows"
+    )
     return DATA if problems else 0
 
 
@@ -360,7 +364,7 @@ def write_split(net: Any, writer: Any, images: Any, batch: int, quiet: bool | No
             bar.update(len(block))
             if bar.disable and not quiet and time.perf_counter() - told > LINE_SECONDS:
                 told = time.perf_counter()
-                print(f"{writer.split}: {at:,} of {len(images):,} images", file=sys.stderr, flush=True)
+                print(f"{writer.split}: {at:,} of {counted(len(images), 'image')}", file=sys.stderr, flush=True)
     return computing
 
 
@@ -370,7 +374,7 @@ def summary(found: dict[str, Any], baselines: bool = False) -> str:
     images, computing, total = found["images"], found["compute_seconds"], found["total_seconds"]
     return "\n".join(
         (
-            f"{found['dataset']}, {found['mode']}: {images:,} images × {found['width']:,} features in {found['features']}"
+            f"{found['dataset']}, {found['mode']}: {counted(images, 'image')} × {counted(found['width'], 'feature')} in {found['features']}"
             + (", and as many of the mirrored images" if found["mirrored"] else ""),
             f"{computing:.2f} s disk excluded ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
             f"next: {called('classify', found['features'])}{controls}" if found["labels"] else f"{found['dataset']} has no labels to classify by",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import DATA, OK, guarded
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
-from nbcnn.files.quote import printable
+from nbcnn.files.quote import counted, printable
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _predict(flags: SimpleNamespace) -> int:
         if len(shape) != 3 or not isinstance(form := model.form, Form):
             raise UsageError(f"{flags.run} takes examples of {shape}, which are no images")
         if not flags.quiet:
-            print(f"{model.net.mode} {model.net.precision} on {model.net.device_name}; {len(paths):,} files", file=sys.stderr, flush=True)
+            print(f"{model.net.mode} {model.net.precision} on {model.net.device_name}; {counted(len(paths), 'file')}", file=sys.stderr, flush=True)
 
         of_pixels = model.net.takes_classes and bool(model.net.plane)
         if flags.masks:
@@ -151,7 +151,11 @@ def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
     path = run / Path(which).name if run.is_dir() and not flags.checkpoint else files.found(run, flags.checkpoint)
     net = classifier.encoder(path, flags.mode or "auto", flags.precision)
     if not flags.quiet:
-        print(printable(f"{net.mode} {net.precision} on {net.device_name}, {flags.classifier}; {len(paths):,} files"), file=sys.stderr, flush=True)
+        print(
+            printable(f"{net.mode} {net.precision} on {net.device_name}, {flags.classifier}; {counted(len(paths), 'file')}"),
+            file=sys.stderr,
+            flush=True,
+        )
     names = classifier.origin.classes
 
     def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:

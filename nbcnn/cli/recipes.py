@@ -9,6 +9,7 @@ from typing import Any
 from nbcnn.cli import train_loss
 from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import counted
 from nbcnn.plan.names import FITTED
 
 BASE: dict[str, Any] = {
@@ -295,7 +296,9 @@ def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) ->
         if flags.optimizer == "sgd" and "lr" not in flags.given:
             flags.lr *= most / flags.batch
         flags.batch = most
-        notes.append(f"NOTE: there are {count:,} images, so a batch has {most}, with lr {flags.lr:.3g}; --batch and --lr set others.")
+        notes.append(
+            f"NOTE: the training set has {counted(count, 'image')}, so a batch has {most}, with lr {flags.lr:.3g}; --batch and --lr set others."
+        )
     if not graph:
         return "\n".join(notes)
     if flags.model == "unet" and segmented:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,22 +82,27 @@ OUT = paths.PathArgument("folder", str, own=paths.RUN)
 """A run's folder, of which `train_run.start` says that it is taken."""
 
 
-def _optimizer(text: str) -> str:
-    """A converter to the name of an optimizer, or of a class of the user's."""
-    if text.endswith(".py"):
-        raise argparse.ArgumentTypeError(user_code.without_function(text, "an optimizer of yours is FILE.py:NAME"))
-    return text if user_code.is_function(text) else one_of("sgd", "adam", "adamw", "FILE.py:NAME")(text)
+def own_or(*names: str, form: str, several: bool = False, path: paths.PathArgument = FUNCTION) -> Callable[[str], str]:
+    """A converter to one of `names`, or to what a file of the user's defines, FILE.py:NAME; the file is run when the training starts.
 
+    form     what an error says of a file without a name, such as "a custom network is FILE.py:FUNCTION".
+    several  whether commas may separate several.
+    path     what becomes of the file's path.
+    """
+    choose = one_of(*names, form.rpartition(" ")[2])
 
-def _callback(text: str) -> str:
-    """A converter to the names of callbacks of the user's, with commas between; the files are run when the training starts."""
-    for part in text.split(","):
-        if not user_code.is_function(part):
-            raise argparse.ArgumentTypeError(f"{quoted(part)} names no callback: one is FILE.py:NAME, a class of nbcnn.Callback")
-    return str(FUNCTION(text))
+    def convert(text: str) -> str:
+        for part in text.split(",") if several else [text]:
+            if user_code.is_function(part):
+                continue
+            if not names or ".py" in (part[-3:], part.rpartition(":")[0][-3:]):
+                raise argparse.ArgumentTypeError(user_code.without_function(part, form))
+            choose(part)
+        return str(path(text))
 
-
-_callback.path = FUNCTION  # type: ignore[attr-defined]
+    convert.path = path  # type: ignore[attr-defined]
+    convert.metavar = choose.metavar if names else form.rpartition(" ")[2]  # type: ignore[attr-defined]
+    return convert
 
 
 def parser() -> Parser:
@@ -146,7 +151,7 @@ def parser() -> Parser:
     flag(
         group,
         "--model",
-        _model,
+        own_or(*MODELS, form="a custom network is FILE.py:FUNCTION"),
         "network; small-autoencoder: 32 and 4 channels inside, not 256 and 128; "
         "mnist-cnn classifies, with EvoNorm-S0 or B0; resnet18 and mobilenet classify small colour images; unet finds the class of every pixel of "
         "images with masks (shapes, folder:PATH), and takes noise off others; patches and patches2: dictionaries of patches, fitted by k-means in "
@@ -219,10 +224,9 @@ def parser() -> Parser:
     flag(
         group,
         "--callback",
-        _callback,
+        own_or(form="a custom callback is FILE.py:NAME", several=True),
         "tell these classes of nbcnn.Callback of losses and epochs: FILE.py:NAME, several with commas",
         "none",
-        metavar="FILE.py:NAME",
     )
     flag(
         group,
@@ -237,10 +241,9 @@ def parser() -> Parser:
     flag(
         group,
         "--optimizer",
-        _optimizer,
+        own_or("sgd", "adam", "adamw", form="a custom optimizer is FILE.py:NAME"),
         "update rule: sgd, adam, adamw (adam with decoupled weight decay), or your own class of nbcnn.optimizer, FILE.py:NAME",
         base["optimizer"],
-        metavar="{sgd,adam,adamw,FILE.py:NAME}",
     )
     flag(group, "--lr", real(0, exclusive=True), "peak learning rate", "0.1 for sgd, 0.001 for adam and adamw")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
@@ -312,13 +315,11 @@ def dataset(text: str) -> str:
 
     if own.is_own(text):
         return str(FILES(text))
-    if text.endswith(".py"):
-        raise argparse.ArgumentTypeError(user_code.without_function(text, "a data set of yours is FILE.py:FUNCTION"))
     if text.endswith((".npz", ".npy")) and not Path(text).exists():
         raise argparse.ArgumentTypeError(f"there is no file {quoted(text)}; arrays in a file are npz:PATH")
     if text not in DATASETS and (kind := own.kind_of(text)):
         raise argparse.ArgumentTypeError(f"{quoted(text)} is a {'folder' if kind == 'folder' else 'file'} here: that data set is {kind}:{text}")
-    return one_of(*DATASETS, *own.FORMS)(text)
+    return own_or(*DATASETS, *own.FORMS[:-1], form="a custom data set is FILE.py:FUNCTION", path=FILES)(text)
 
 
 dataset.path = FILES  # type: ignore[attr-defined]
@@ -384,20 +385,6 @@ def parse(argv: Sequence[str] | None = None) -> SimpleNamespace:
         settings.merge(made, given, given.config)
         made.check_paths((made, given))
     return SimpleNamespace(**vars(given))
-
-
-def _model(text: str) -> str:
-    """A converter to the name of a model, or of a function that makes one; the function is looked for when the training starts."""
-    where, colon, name = text.rpartition(":")
-    if colon and where and name.isidentifier():
-        return str(FUNCTION(text))
-    if where.endswith(".py") or text.endswith(".py"):
-        raise argparse.ArgumentTypeError(user_code.without_function(text, "a custom network is FILE.py:FUNCTION"))
-    return one_of(*MODELS, "FILE.py:FUNCTION")(text)
-
-
-_model.path = FUNCTION  # type: ignore[attr-defined]
-_model.metavar = "{" + ",".join(MODELS) + ",FILE:FUNCTION}"  # type: ignore[attr-defined]
 
 
 def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolved: Mapping[str, str]) -> SimpleNamespace:

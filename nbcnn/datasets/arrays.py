@@ -6,7 +6,6 @@ that later ones are taken alike.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
+from nbcnn.files.warn import warn
 
 CHANNELS = 4
 """An axis of so many entries at most is taken for the one of channels: grey, colour, colour with alpha."""
@@ -235,10 +235,9 @@ class Form:
         low, high = self.span or self.scale or ((0.0, 1.0) if x.dtype.kind == "f" else (0.0, 255.0))
         least, most, width = float(x.min()), float(x.max()), high - low
         if np.isfinite(least + most) and (least < low - width or most > high + width):
-            warnings.warn(
+            warn(
                 f"{name} lie from {least:.4g} to {most:.4g}, and the network was trained on {self.words()}: "
-                "scale them as those were, or results mean nothing",
-                stacklevel=2,
+                "scale them as those were, or results mean nothing"
             )
 
     def outer(self, channels_last: bool) -> tuple[int, ...]:
@@ -296,10 +295,9 @@ def form_of(x: Any, channels_last: bool | None = None, shape: tuple[int, ...] | 
         return Form(placed.shape[1:], last, (0.0, 1.0))
     some = given[: max(1, _BLOCK // max(1, given[:1].size))]
     if np.sqrt(np.mean(np.square(some, dtype=np.float64))) > LARGE:
-        warnings.warn(
+        warn(
             f"{name} are floats from {low:.4g} to {high:.4g} and are taken as they are, and networks learn best from values of about 1: divide "
-            "images by 255 or give them as uint8, and standardise other numbers, (x - mean) / deviation",
-            stacklevel=2,
+            "images by 255 or give them as uint8, and standardise other numbers, (x - mean) / deviation"
         )
     return Form(placed.shape[1:], last, (0.0, 1.0), span)
 

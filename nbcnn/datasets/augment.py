@@ -106,7 +106,7 @@ class Augment:
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = part.partition(":")
             if name not in NAMES and part.endswith(".py"):
-                raise UsageError(user_code.without_function(part, "an augmentation of yours is FILE.py:NAME"))
+                raise UsageError(user_code.without_function(part, "a custom augmentation is FILE.py:NAME"))
             own = name not in NAMES and (part in DECLARED or user_code.is_function(part))
             if name not in NAMES and not own:
                 raise UsageError(f"no augmentation {quoted(part)} (there are {FORMS}){nearest(name, NAMES)}")

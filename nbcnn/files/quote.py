@@ -26,6 +26,16 @@ def quoted(value: Any) -> str:
     return _cut(text, QUOTED)
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "epoch"), counted(2000, "file"), counted(0.5, "epoch")
+    ('1 epoch', '2,000 files', '0.5 epochs')
+    """
+    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{text} {noun}{'s' if number != 1 else ''}"
+
+
 def word(text: str | bytes) -> str:
     """A name as it is, if it is short and can be printed; else `quoted`. Bytes are what protobuf has for text that is no UTF-8."""
     return text if isinstance(text, str) and text and len(text) <= QUOTED and text.isprintable() else quoted(text)

@@ -40,8 +40,6 @@ from nbcnn.ops.update.rule import MOST_NUMBERS, MOST_STATES, Rule
 from nbcnn.plan.op import Map, Op
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_MEANT = ("conv", "pool", "grad", "mse", "prop")
-"""Words that mean something in the name of an op."""
 _BUILTINS = {"abs", "min", "max", "int", "float", "bool", "range"}
 """What kernels know of Python's own functions."""
 _declared: dict[str, type] = {}
@@ -323,10 +321,11 @@ def _numbers(name: str, given: Mapping[str, Any], most: int) -> dict[str, float]
 
 
 def _check_name(name: str, taken: Mapping[str, Any]) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or any(word in name for word in _MEANT):
-        words = ", ".join(_MEANT)
-        raise UsageError(f"a name has small letters, digits and underscores, begins with a letter, and contains none of {words}; got {name!r}")
-    if name not in _declared and (name in taken or Op(name, "fprop") in modes.CPU):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f"a name has small letters, digits and underscores, and begins with a letter; got {name!r}")
+    printed = {str(op) for op in (*(op for row in modes.MODES.values() for op in row.ops), *modes.REFERENCES)}
+    made = {name, f"{name}_fprop", f"{name}_dgrad", f"conv_{name}_fprop"}  # relu_pool would make the conv_relu_pool_fprop that is there
+    if name not in _declared and (name in taken or made & printed or _words(name) in description.known_layers()):
         raise UsageError(f"nbcnn has a {name} of its own: choose another name")
 
 
@@ -359,9 +358,14 @@ def _check_names(name: str, function: FunctionType) -> None:
             raise UsageError(f"{name}: kernels do not know {each}, which {function.__name__} names{advice}; they know numbers and the module math")
 
 
+def _words(name: str) -> str:
+    """The name of the class that is declared: of hard_mish it is HardMish."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
 def _class(name: str, base: type, numbers: Mapping[str, float], namespace: dict[str, Any], kw_only: bool = False) -> Any:
     """The dataclass of a declaration, whose fields are `numbers`, in the module that declares it."""
-    words = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    words = _words(name)
     fields = [(each, "float", field(default=value, kw_only=kw_only)) for each, value in numbers.items()]
     made = make_dataclass(words, fields, bases=(base,), namespace=namespace, frozen=True)
     made.__module__ = sys._getframe(2).f_globals.get("__name__", "__main__")

@@ -45,11 +45,7 @@ def evaluated(
         examples = images[start : start + batch]
         made = split(views.predict(net, examples, batch).astype(np.float64), shapes)
         known = own_target(examples) if targets is None else targets[start : start + batch]
-        if net.takes_classes:
-            wanted = [known[:, at, 0] for at in range(len(parts))] if several else [known]
-        else:
-            wanted = list(split(known.astype(np.float64), shapes)) if several else [seen(known)]
-        for at, (part, output, target) in enumerate(zip(parts, made if several else [made], wanted, strict=True)):
+        for at, (part, output, target) in enumerate(zip(parts, made if several else [made], _wanted(net, known), strict=True)):
             output = logits_of(part, output) if net.ended[at] else output
             totals[at] += part.measure(output, target)
             if net.takes_classes:
@@ -62,6 +58,30 @@ def evaluated(
     found = {"loss": float(np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0).sum())}
     found |= {"accuracy": right / max(counted, 1)} if net.takes_classes else {}
     return found if pixels is None else found | {"iou": mean_iou(pixels)}
+
+
+def of_one_answer(net: Net, targets: np.ndarray) -> float | None:
+    """The loss of giving all examples the same answer, their mean or the shares of their classes; None for a loss without `same`.
+
+    `targets` as `evaluated` compares them with outputs: more than a few million values take long.
+    """
+    loss = net.layers[-1]
+    parts = loss.parts if isinstance(loss, Losses) else (loss,)
+    if len(parts) != len(net.output_shapes) or not all(hasattr(part, "same") for part in parts):
+        return None
+    whole = 0.0
+    for part, target, shape in zip(parts, _wanted(net, targets), net.output_shapes, strict=True):
+        lost, weight = part.measure(np.broadcast_to(part.same(target, shape[0]), (len(target), *shape)), target)
+        whole += lost / weight if weight else 0.0
+    return whole
+
+
+def _wanted(net: Net, known: np.ndarray) -> list[np.ndarray]:
+    """The targets of each output, of targets as the network's loss takes them: classes, or values in float64."""
+    several = len(net.output_shapes) > 1
+    if net.takes_classes:
+        return [known[:, at, 0] for at in range(len(net.output_shapes))] if several else [known]
+    return list(split(known.astype(np.float64), net.output_shapes)) if several else [seen(known)]
 
 
 def probabilities(net: Net, outputs: np.ndarray) -> np.ndarray:

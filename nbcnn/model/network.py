@@ -274,7 +274,7 @@ class Model(Weights):
 
         Ctrl-C ends it after the present step, and the history so far comes back with `interrupted`. Raises UsageError for what does not
         fit, MemoryPlanError before anything large is allocated, Diverged (the weights are then the last finite ones). Warns (UserWarning) of floats
-        much larger than 1, and where a network for numbers (loss "mse") is no better than their mean.
+        much larger than 1, and where the training loss after two epochs or more is no less than that of giving all examples the same answer.
         """
         if self.loss is None:
             raise UsageError('the network has no loss: Model(layers, loss="cross_entropy") or loss="mse"')

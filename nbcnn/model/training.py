@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from nbcnn.datasets.arrays import seen
 from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
+from nbcnn.files.warn import warn
 from nbcnn.model import files
+from nbcnn.model.evaluation import of_one_answer
 from nbcnn.model.history import History
-from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import Factor, Optimizer, Schedule
 from nbcnn.run.session import TrainingSession
 from nbcnn.run.streaming import Batches
@@ -28,6 +29,10 @@ from nbcnn.train.trainer import Diverged, Trainer
 
 if TYPE_CHECKING:
     from nbcnn.model.network import Model
+
+
+_SOME = 1 << 20
+"""Values of targets, at most, that a loss is held against."""
 
 
 class Data(NamedTuple):
@@ -129,7 +134,7 @@ def train(
     try:
         result = trainer.fit()
         rows = trainer.rows
-        _warn(model, rows, targets, optimizer)
+        _warn(model, rows, data, optimizer)
     except Diverged:
         trainer.go_back()
         raise
@@ -144,19 +149,21 @@ def train(
     return History(rows, result)
 
 
-def _warn(model: Model, rows: Sequence[Mapping[str, Any]], targets: Any, optimizer: Optimizer) -> None:
-    """Say so where a network that is to predict numbers is no better than their mean after two epochs or more."""
-    if not isinstance(model.loss, MSE) or len(rows) < 2 or not isinstance(targets, np.ndarray) or targets.ndim != 2:
+def _warn(model: Model, rows: Sequence[Mapping[str, Any]], data: Data, optimizer: Optimizer) -> None:
+    """Say so where a network is no better than the same answer to all examples after two epochs or more."""
+    net, known = model.net, data.images if data.targets is None else data.targets
+    if len(rows) < 2 or data.batches is not None or not isinstance(known, np.ndarray):
         return
-    some = targets[:: -(-len(targets) // 65536)]  # all of them, of up to 65,536
-    constant, loss = float(some.var(axis=0, dtype=np.float64).mean()), rows[-1]["train_loss"]
-    if loss >= constant > 0:
+    some = known[:: -(-known.size // _SOME)]  # all of them, if they are not too many
+    same, loss = of_one_answer(net, model._prepared(some, 256) if data.targets is None else some), rows[-1]["train_loss"]
+    if same is not None and loss >= same > 0:
         rate = optimizer.own_lr if optimizer.lr is None else optimizer.lr
         said = f"{type(optimizer).__name__}, {rate.lr if isinstance(rate, Schedule) else rate:g}"
-        warnings.warn(
-            f"after {len(rows)} epochs the loss is {loss:.3g}, no less than the {constant:.3g} of always answering the mean of the targets. If more "
-            f"epochs do not help, the learning rate is too large ({said}: try Adam() or a tenth), or the targets are: standardise them",
-            stacklevel=5,
+        other = "" if said.startswith("Adam") else "Adam() or "
+        scale = ", or the targets are: standardise them" if not net.takes_classes and abs(seen(some)).max() > 1 else ""
+        warn(
+            f"after {len(rows)} epochs the training loss is {loss:.3g}, no less than the {same:.3g} of giving all examples the same answer. If more "
+            f"epochs do not help, the learning rate is most often too large ({said}: try {other}a tenth){scale}"
         )
 
 

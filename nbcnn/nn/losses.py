@@ -36,6 +36,10 @@ class PairLoss(NoParams):
         """The loss of every element, float64, for `Model.evaluate`."""
         raise NotImplementedError
 
+    def same(self, targets: np.ndarray, outputs: int) -> np.ndarray:
+        """One output for all examples that loses little, float64 of the shape of a target: the mean of the targets."""
+        return targets.mean(0, dtype=np.float64)
+
     def measure(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
         """The sum over examples of their losses, in float64, and how many examples it is of."""
         return float(self.terms(outputs, targets).reshape(len(outputs), -1).mean(1).sum()), len(outputs)
@@ -111,6 +115,13 @@ class SoftmaxCrossEntropy(NoParams):
         """Which of `labels` are not ignored, bool of their shape."""
         return np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
 
+    def same(self, targets: np.ndarray, outputs: int) -> np.ndarray:
+        """The logits that lose least as the only answer to all examples, or pixels, float64 (outputs, 1, …): the shares of the classes."""
+        weights = np.ones(outputs) if self.weight is None else np.array(self.weight)
+        number = np.bincount(targets[self.counted(targets)].astype(np.int64), minlength=outputs)
+        lost = (1 - self.label_smoothing) * weights * number + self.label_smoothing / outputs * weights * number.sum()
+        return np.log(np.maximum(lost, 1e-30) / max(lost.sum(), 1e-30)).reshape(outputs, *(1,) * (targets.ndim - 1))
+
     def measure(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
         """The sum of what examples, or pixels, lose, in float64, and what they count together."""
         classes, labels, counted = outputs.shape[1], targets.astype(np.int64), self.counted(targets)
@@ -173,6 +184,10 @@ class L1(PairLoss):
 
     kind: ClassVar[str] = "l1"
 
+    def same(self, targets: np.ndarray, outputs: int) -> np.ndarray:
+        """The median of the targets."""
+        return np.median(targets.astype(np.float64), axis=0)
+
     def terms(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return np.abs(outputs - targets)
 
@@ -220,6 +235,11 @@ class BCEWithLogits(PairLoss):
     """
 
     kind: ClassVar[str] = "bce"
+
+    def same(self, targets: np.ndarray, outputs: int) -> np.ndarray:
+        """The logit of the mean of the targets."""
+        mean = targets.mean(0, dtype=np.float64).clip(1e-12, 1 - 1e-12)
+        return np.log(mean / (1 - mean))
 
     def terms(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return np.maximum(outputs, 0) - outputs * targets + np.log1p(np.exp(-np.abs(outputs)))

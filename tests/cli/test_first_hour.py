@@ -128,9 +128,9 @@ def own_files(folder):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ("--dataset net.py", 2, "names no function: a data set of yours is FILE.py:FUNCTION, here net.py:graph, net.py:named, net.py:bare"),
+        ("--dataset net.py", 2, "names no function: a custom data set is FILE.py:FUNCTION, here net.py:graph, net.py:named, net.py:bare"),
         ("--dataset nothing.npz", 2, "there is no file 'nothing.npz'; arrays in a file are npz:PATH"),
-        ("--optimizer rule.py", 2, "names no function: an optimizer of yours is FILE.py:NAME, here rule.py:Mine"),
+        ("--optimizer rule.py", 2, "names no function: a custom optimizer is FILE.py:NAME, here rule.py:Mine"),
         ("--optimizer adan", 2, "is none of sgd, adam, adamw, FILE.py:NAME; did you mean adam?"),
         ("--model net.py", 2, "names no function: a custom network is FILE.py:FUNCTION, here net.py:graph"),
         ("--model net.py:named", 2, "a list with 'cross_entropy', which is no layer; a loss is a layer there, such as SoftmaxCrossEntropy()"),
@@ -162,7 +162,7 @@ def two_runs(tmp_path_factory):
 def test_fewer_images_than_the_default_batch_are_one_batch(two_runs, monkeypatch, capsys):
     folder, said = two_runs
     monkeypatch.chdir(folder)
-    assert "NOTE: there are 8 images, so a batch has 8, with lr 0.0125; --batch and --lr set others." in said
+    assert "NOTE: the training set has 8 images, so a batch has 8, with lr 0.0125; --batch and --lr set others." in said
     assert json.loads((folder / "one" / "config.json").read_text())["flags"]["batch"] == 8
     words = "--model net.py:graph --dataset digits --limit 8 --batch 16 --mode cpu --out three"
     assert "batch 16 is not between 1 and the 8 images" in message(capsys, 2, exits(train, words.split()))

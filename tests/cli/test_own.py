@@ -198,7 +198,7 @@ def test_frozen_layers_and_patience(own, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("mine", "'mine' names no callback: one is FILE.py:NAME"),
+        ("mine", "'mine' names no function: a custom callback is FILE.py:NAME"),
         ("none.py:Mine", "there is no file"),
         ("calls.py:Absent", "has no function 'Absent'"),
         ("calls.py:Other", "Other is no callback: write `class Other(nbcnn.Callback)`"),
@@ -258,8 +258,10 @@ def test_a_classifier_names_the_classes_of_files(own, images, tmp_path, capsys):
     assert lines[0].count("%") == 2
     assert (tmp_path / "f.csv").read_text().splitlines()[0] == "image,class_1,probability_1,class_2,probability_2"
     assert (tmp_path / "f.png").stat().st_size > 1000
-    assert exits(predict.main, [own / "run", images / "a.png", "--mode", "cpu", "--json", "--quiet"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["images"]
+    assert exits(predict.main, [own / "run", images / "a.png", "--mode", "cpu", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.endswith("; 1 file\n")
+    (found,) = json.loads(said.out)["images"]
     model = nbcnn.load(own / "run", mode="cpu")
     chances = model.predict_proba(pictures.read(images / "a.png", (3, 32, 32)))[0]
     assert found["classes"] == [{"class": model.classes[chances.argmax()], "probability": round(float(chances.max()), 6)}]
@@ -315,6 +317,11 @@ def test_features_of_files(finished, images, tmp_path, capsys):
     picture = pictures.read(images / "b.png", (3, 32, 32))
     # Another batch size, another order of sums: a code of 1,152 terms of order 1.
     np.testing.assert_allclose(found[1], model.features(picture, at="pool2").reshape(-1), rtol=1e-4, atol=1e-5)
+    capsys.readouterr()
+    assert exits(extract, [finished, "--images", images / "a.png", "--mode", "cpu", "--out", tmp_path / "one"]) == 0
+    said = capsys.readouterr()
+    assert ", 1 file, " in said.err
+    assert said.out.startswith("1 image × 8,192 features in ")
 
 
 # -- what people met

@@ -61,6 +61,14 @@ OUTPUTS = [
 ]
 
 
+def test_every_flag_that_takes_a_users_file_reads_it():
+    found = paths.declared(parser_of("train"))
+    for name in ("--dataset", "--model", "--optimizer", "--augment", "--callback"):
+        assert [*found[name].paths("own.py:made")] == [Path("own.py")], name
+        with pytest.raises(argparse.ArgumentTypeError, match="no UTF-8"):
+            found[name]("\udcff.py:made")
+
+
 def test_there_are_outputs_of_many_commands():
     found = {f"{command} {name}" for command, name, _ in OUTPUTS}
     assert {"train --out", "predict --csv", "predict --masks", "export FILE.onnx", "report --out", "classify --out", "study gemm --out"} <= found

@@ -292,6 +292,8 @@ def test_what_is_wrong_with_a_declaration_is_said(own):
         (lambda: nbcnn.activation("square", square, squared), "square: the gradient is not the derivative of the function at dy = -2"),
         (lambda: nbcnn.activation("square", square, square), "square must take 2 arguments, it takes 1"),
         (lambda: nbcnn.activation("relu", square, right), "nbcnn has a relu of its own"),
+        (lambda: nbcnn.activation("relu_pool", square, right), "nbcnn has a relu_pool of its own"),
+        (lambda: nbcnn.activation("linear", square, right), "nbcnn has a linear of its own"),
         (lambda: nbcnn.activation("Square", square, right), "a name has small letters"),
         (lambda: nbcnn.activation("square", square, right, reads="z"), 'reads must be "x" or "y"'),
         (lambda: nbcnn.activation("square", lambda x: x, right), "not of a lambda"),
@@ -428,6 +430,25 @@ def test_an_onnx_file_has_the_composition(own):
 def test_on_arrays_runs_what_a_kernel_runs(rng):
     x = rng.standard_normal((5, 7)).astype(np.float32)
     np.testing.assert_array_equal(on_arrays(ACTIVATIONS["relu"].function)(x), np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("im2col", marks=pytest.mark.gpu)])
+def test_a_name_may_have_words_of_ops(mode, request):
+    if mode != "cpu":
+        request.getfixturevalue("device")
+
+    def rmsprop(w, g, v, lr, decay):
+        v = decay * v + (1.0 - decay) * g * g
+        return w - lr * g / (math.sqrt(v) + 1e-7), v
+
+    def convex(x):
+        return x * x
+
+    rule, layer = nbcnn.optimizer("rmsprop", rmsprop, states=("v",), lr=0.01, decay=0.9), nbcnn.activation("conv_grad", convex)
+    x, y = np.random.default_rng(2).standard_normal((8, 3, 4, 4)).astype(np.float32), [0, 1] * 4
+    model = nbcnn.Model([nbcnn.Conv2d(4, 3), layer(), nbcnn.Flatten(), nbcnn.Linear(2)], "cross_entropy", mode=mode, seed=3)
+    losses = model.fit(x, y, epochs=5, batch_size=4, optimizer=rule(), verbose=0, channels_last=False).history["loss"]
+    assert losses[-1] < losses[0] / 2
 
 
 @pytest.mark.parametrize("mode", ["cpu", pytest.param("im2col", marks=pytest.mark.gpu)])

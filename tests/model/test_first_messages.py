@@ -111,13 +111,65 @@ def test_the_last_examples_are_set_aside_before_any_are_shuffled():
         fitted(x, y[:19], validation_split=0.2)
 
 
-def test_a_network_for_numbers_that_is_no_better_than_their_mean_is_warned_of():
-    x = np.linspace(0, 1, 400, dtype=np.float32).reshape(100, 4)
-    y = 100 * x[:, 0]
-    layers = [Linear(32), ReLU(), Linear(1)]
-    for optimizer in (None, nbcnn.SGD(lr=nbcnn.Constant(0.1))):
-        with pytest.warns(UserWarning, match=r"no less than the 8\d\d of always answering the mean.*\(SGD, 0\.1: try Adam\(\) or a tenth\)"):
-            nbcnn.Model(layers, "mse", mode="cpu").fit(x, y, epochs=3, batch_size=10, optimizer=optimizer, verbose=0)
+X = np.linspace(0, 1, 400, dtype=np.float32).reshape(100, 4)
+Y = 100 * X[:, 0]
+FOURTH = (Y > 75).astype(np.int64)  # the smaller class has 25 of 100
+WEIGHED = nbcnn.SoftmaxCrossEntropy(weight=(1.0, 3.0), label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "rate", "same"),
+    [
+        ("mse", Y, 0.1, np.var(Y)),
+        ("l1", Y, 1e3, np.abs(Y - np.median(Y)).mean()),
+        (nbcnn.Huber(delta=2.0), Y, 1e3, np.mean([2 * d - 2 if d > 2 else d * d / 2 for d in abs(Y - Y.mean())])),
+        ("bce", FOURTH.astype(np.float32), 1e3, -0.75 * np.log(0.75) - 0.25 * np.log(0.25)),
+        ("cross_entropy", FOURTH, 1e3, -0.75 * np.log(0.75) - 0.25 * np.log(0.25)),
+    ],
+)
+def test_a_network_no_better_than_one_answer_is_warned_of(loss, y, rate, same):
+    model = nbcnn.Model([Linear(32), ReLU(), Linear(2 if loss == "cross_entropy" else 1)], loss, mode="cpu")
+    with pytest.warns(UserWarning, match=rf"than the {same:.3g} of giving all.* \(SGD, {rate:g}: try Adam\(\) or a tenth\)") as warned:
+        model.fit(X, y, epochs=3, batch_size=10, optimizer=nbcnn.SGD(lr=nbcnn.Constant(rate)), verbose=0)
+    assert [each.filename for each in warned] == [__file__]
+    assert ("standardise" in str(warned[0].message)) == (y is Y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        nbcnn.Model(layers, "mse", mode="cpu").fit(x, y / 100, epochs=3, batch_size=10, optimizer=nbcnn.SGD(lr=0.1), verbose=0)
+        nbcnn.Model(model.layers, mode="cpu").fit(X, y / 100 if y is Y else y, epochs=9, batch_size=10, optimizer=nbcnn.Adam(lr=0.03), verbose=0)
+
+
+def test_an_autoencoder_and_several_outputs_are_warned_of_too():
+    images = np.random.default_rng(0).integers(0, 256, (64, 16), dtype=np.uint8)
+    x = nbcnn.Input((4,))
+    both = nbcnn.Model(x, [Linear(1)(x), Linear(2)(x)], ["mse", "mse"], mode="cpu")
+    for model, data, same in (
+        (nbcnn.Model([Linear(16)], "mse", mode="cpu"), (images,), (images / 255).var(0).mean()),
+        (both, (X, (X[:, :1], X[:, :2])), X[:, :1].var(0).mean() + X[:, :2].var(0).mean()),
+    ):
+        with pytest.warns(UserWarning, match=f"no less than the {same:.3g} of giving"):
+            model.fit(*data, epochs=2, optimizer=nbcnn.SGD(lr=nbcnn.Constant(1e-9), momentum=0.0), verbose=0)
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1", "bce", "cross_entropy", WEIGHED, nbcnn.SoftmaxCrossEntropy(ignore_index=1)])
+def test_the_same_answer_is_the_best_one(loss):
+    loss = nbcnn.Model([Linear(1)], loss, mode="cpu").loss
+    targets = FOURTH if loss.needs_labels else FOURTH[:, None] * 0.5 if loss.kind == "bce" else Y[:, None]
+    answer = loss.same(targets, 2)
+    width = len(answer)
+
+    def of(given):
+        lost, weight = loss.measure(np.broadcast_to(given, (100, width)), targets)
+        return lost / weight
+
+    for step in (-2.0, 2.0):
+        assert of(answer + step * np.eye(width)[0]) >= of(answer)
+
+
+def test_a_warning_of_large_floats_names_the_line_that_gave_them():
+    model = nbcnn.Model([Linear(1)], "mse", mode="cpu")
+    with pytest.warns(UserWarning, match="taken as they are") as warned:
+        model.fit(X * 255, Y, verbose=0)
+    assert [each.filename for each in warned] == [__file__]
+    with pytest.warns(UserWarning, match="the network was trained on floats") as warned:
+        model.predict(X * -9999)
+    assert [each.filename for each in warned] == [__file__]

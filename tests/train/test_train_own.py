@@ -79,7 +79,7 @@ def test_an_augmentation_of_ones_own_is_resumed_bit_for_bit(pets, tmp_path, caps
     assert exits(train, [*recipe, "flip", "--epochs", "1", "--out", tmp_path / "plain"]) == 0
     assert ended(tmp_path / "plain")[1] != ended(tmp_path / "whole")[1][:1]
     for text, words in (
-        ("own.py", "an augmentation of yours is FILE.py:NAME, here own.py:shifted"),
+        ("own.py", "a custom augmentation is FILE.py:NAME, here own.py:shifted"),
         ("none.py:Shift", "there is no file none.py"),
         ("own.py:shifted", "own.py:shifted is no augmentation"),
         ("own.py:Shift,own.py:Shift", "a function of yours stands twice"),
