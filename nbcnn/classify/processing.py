@@ -32,7 +32,7 @@ from nbcnn.ops.svm import process
 
 STEPS = ("blur", "sqrt", "cw1", "std", "l2")
 """One step of each kind, as it is written."""
-_WHITENED = re.compile(r"cw(\d+(?:\.\d+)?)")
+_WHITENED = re.compile(r"cw([0-9]+(?:\.[0-9]+)?)")
 _OF_MAPS = ("blur", "cw")
 _CHUNK_VALUES = 1 << 22
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 
 PRECISIONS = ("bf16", "tf32", "fp32")
@@ -19,10 +21,10 @@ OWN_BATCH = 256
 
 def image(text: str) -> tuple[int, int, int]:
     """A converter of --image: channels, height, width."""
-    sizes = text.split(",")
-    if len(sizes) != 3 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise ArgumentTypeError(f"wants channels, height and width, such as 3,32,32, not {text!r}")
-    channels, height, width = map(int, sizes)
+    try:
+        channels, height, width = numerals.sizes(text)
+    except ValueError:
+        raise ArgumentTypeError(f"wants channels, height and width, such as 3,32,32, not {quoted(text)}") from None
     return channels, height, width
 
 

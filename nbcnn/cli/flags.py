@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from nbcnn import __version__
 from nbcnn.cli import errors, paths
+from nbcnn.files import numerals
 from nbcnn.files.quote import printable, quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.plan import names
@@ -139,7 +140,7 @@ def count(least: int, below: int = 1 << 31) -> Callable[[str], int]:
 
     def convert(text: str) -> int:
         try:
-            value = int(text.replace(",", ""))
+            value = numerals.whole(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{quoted(text)} is no whole number") from None
         if value < least:
@@ -157,7 +158,7 @@ def real(least: float, below: float = math.inf, exclusive: bool = False) -> Call
 
     def convert(text: str) -> float:
         try:
-            value = float(text)
+            value = numerals.real(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{quoted(text)} is no number") from None
         if math.isinf(value):

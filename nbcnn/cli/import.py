@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
+from nbcnn.files import numerals
 from nbcnn.files.quote import printable, quoted
 from nbcnn.files.suggest import called
 
@@ -22,9 +23,10 @@ EXAMPLES = (
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     """NAME=C,H,W as (name, shape)."""
     name, _, sizes = text.rpartition("=")
-    if not name or not all(size.isdecimal() and int(size) for size in sizes.split(",")):
-        raise ValueError(f"{quoted(text)} is not NAME=C,H,W")
-    return name, tuple(int(size) for size in sizes.split(","))
+    try:
+        return name, numerals.sizes(sizes)
+    except ValueError:
+        raise ValueError(f"{quoted(text)} is not NAME=C,H,W") from None
 
 
 def parser() -> Parser:

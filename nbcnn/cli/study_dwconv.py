@@ -13,6 +13,8 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import GPU_MODES, OWN_PRECISION, Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.files import numerals
+from nbcnn.files.quote import quoted
 from nbcnn.plan.names import DWCONV, PRECISIONS
 
 EXAMPLES = (
@@ -30,10 +32,11 @@ def shapes(text: str) -> tuple[tuple[int, ...], ...]:
     """A converter to (N, C, L, T) of each of `NxCxLxT`, with commas between them."""
     made = []
     for part in text.split(","):
-        sizes = part.strip().split("x")
-        if len(sizes) != 4 or not all(size.isdigit() and int(size) for size in sizes):
-            raise argparse.ArgumentTypeError(f"{part!r} is not N x C x L x T, as in 512x128x48x48")
-        made.append(tuple(map(int, sizes)))
+        try:
+            images, channels, length, taps = numerals.sizes(part, "x")
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{quoted(part)} is not N x C x L x T, as in 512x128x48x48") from None
+        made.append((images, channels, length, taps))
     return tuple(made)
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from nbcnn.cli import paths
 from nbcnn.cli.errors import MODE_CPU, OK, guarded
 from nbcnn.cli.flags import MODES, Parser, count, flag, one_of, results_flags, some_of
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 
@@ -67,7 +68,7 @@ def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.run.rows import choose_mode
 
     try:
-        labels = tuple(int(each) for each in (flags.labels or ",".join(map(str, features.LABELS))).split(","))
+        labels = tuple(map(numerals.whole, flags.labels.split(","))) if flags.labels else tuple(features.LABELS)
     except ValueError:
         raise UsageError(f"--labels takes whole numbers with commas between, got {flags.labels!r}") from None
     known = {case.key: case for case in features.CASES}

@@ -13,7 +13,9 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
@@ -47,10 +49,11 @@ def sizes(text: str) -> tuple[tuple[int, ...], ...]:
     """A converter to sizes MxKxN with commas between them."""
     made = []
     for part in text.replace("×", "x").split(","):
-        numbers = part.split("x")
-        if len(numbers) != 3 or not all(number.strip().isdigit() and int(number) for number in numbers):
-            raise argparse.ArgumentTypeError(f"{part!r} is no MxKxN, as in 1024x512x256")
-        made.append(tuple(int(number) for number in numbers))
+        try:
+            rows, columns, outputs = numerals.sizes(part, "x")
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{quoted(part)} is no MxKxN, as in 1024x512x256") from None
+        made.append((rows, columns, outputs))
     return tuple(made)
 
 

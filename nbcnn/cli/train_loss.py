@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 
@@ -32,7 +33,7 @@ def check(chosen: Mapping[str, Any], model: str) -> None:
 
 def weights(text: str) -> tuple[float, ...]:
     """The numbers of --class-weights. Raises ValueError for a word that is none, and for one below 0 or not finite."""
-    made = tuple(float(word) for word in text.split(","))
+    made = tuple(map(numerals.real, text.split(",")))
     if not all(0 <= each < float("inf") for each in made):
         raise ValueError(f"{quoted(text)}: weights are finite numbers of at least 0")
     return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from nbcnn.files import user_code
+from nbcnn.files import numerals, user_code
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
@@ -120,9 +120,10 @@ class Augment:
                 values[name] = value or True
                 continue
             value, colon, border = value.partition(":")
-            if not value.isdecimal():
-                raise UsageError(f"{quoted(part)} needs a number of pixels, as in {name}:4")
-            values[name] = int(value)
+            try:
+                values[name] = numerals.whole(value)
+            except ValueError:
+                raise UsageError(f"{quoted(part)} needs a number of pixels, as in {name}:4") from None
             if colon:
                 if name != "crop" or border not in BORDERS:
                     raise UsageError(f"no augmentation {quoted(part)} (there are {FORMS}){nearest(border, BORDERS)}")

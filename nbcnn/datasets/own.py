@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nbcnn.files import user_code
+from nbcnn.files import numerals, user_code
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 
@@ -108,7 +108,7 @@ def named(name: str, size: str | None = None, test_share: float | None = None) -
 
 def size_of(text: str) -> tuple[int, int]:
     """(height, width) from "64" or "48x64". Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
+    match = re.fullmatch(r"([0-9]{1,5})(?:x([0-9]{1,5}))?", text)
     height, width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not height or not width:
         raise UsageError(f"{quoted(text)} is no size of images: 64 means 64×64 pixels, 48x64 means 48 rows of 64")
@@ -118,7 +118,7 @@ def size_of(text: str) -> tuple[int, int]:
 def share_of(value: str | float) -> float:
     """A part of the images, more than 0 and less than 1. Raises UsageError."""
     try:
-        share = float(value)
+        share = numerals.real(str(value))
     except ValueError:
         share = 0.0
     if not 0 < share < 1:

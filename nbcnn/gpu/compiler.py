@@ -19,7 +19,7 @@ import numpy as np
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.extras import PackageMissing, named_in
-from nbcnn.files.variables import whole
+from nbcnn.files.numerals import whole_in
 from nbcnn.gpu.backends import LETTERS as LETTERS
 from nbcnn.gpu.backends import Backend
 
@@ -30,7 +30,7 @@ COMPILERS = {"numba": "numba-cuda", "mlir": "numba-cuda-mlir"}
 def _asked(variable: str) -> int:
     """A variable of the environment as Numba reads its own: an integer, 0 where it is none."""
     try:
-        return whole(os.environ, variable, 0, (1 << 31) - 1)
+        return whole_in(os.environ, variable, 0, (1 << 31) - 1)
     except (KeyError, ValueError):
         return 0
 

@@ -29,7 +29,7 @@ def use_device(name: str) -> None:
         Traceback (most recent call last):
         nbcnn.files.errors.UsageError: no device 'gpu': cpu, cuda, or cuda:N with the number of a GPU
     """
-    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    found = re.fullmatch(r"cpu|cuda(?::([0-9]{1,9}))?", name)
     if not found:
         raise UsageError(f"no device {name!r}: cpu, cuda, or cuda:N with the number of a GPU")
     if not _visible:

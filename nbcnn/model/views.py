@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
@@ -54,9 +55,10 @@ class Views:
                 raise UsageError(f"no view {quoted(part)} (there are {FORMS}){nearest(name, ('flip', 'shift'))}")
             if name in values:
                 raise UsageError(f"{name} stands twice in {quoted(text)}")
-            if name == "shift" and not value.isdecimal():
-                raise UsageError(f"{quoted(part)} needs a number of pixels, as in shift:1")
-            values[name] = int(value or 1)
+            try:
+                values[name] = numerals.whole(value) if name == "shift" else 1
+            except ValueError:
+                raise UsageError(f"{quoted(part)} needs a number of pixels, as in shift:1") from None
         return cls(bool(values.get("flip")), values.get("shift", 0))
 
     def check(self, shape: tuple[int, ...], outputs: Sequence[tuple[int, ...]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
@@ -219,7 +220,7 @@ class Piecewise(Schedule):
 def points_of(text: str) -> tuple[tuple[float, float], ...]:
     """The points of `Piecewise` in words, "0:0.1,2:1,10:0". Raises UsageError for what is none."""
     try:
-        made = tuple((float(epoch), float(factor)) for epoch, factor in (word.split(":") for word in text.split(",")))
+        made = tuple((numerals.real(epoch), numerals.real(factor)) for epoch, factor in (word.split(":") for word in text.split(",")))
     except ValueError:
         raise UsageError(f"{quoted(text)} is no list of EPOCH:FACTOR, such as 0:0.1,2:1,10:0") from None
     return Piecewise(1.0, points=made).points

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nbcnn.files.numerals import real_in, whole_in
 from nbcnn.files.quote import quoted
-from nbcnn.files.variables import real, whole
 
 MASTER_PORT = 29500
 """The default of MASTER_PORT, which is torchrun's."""
@@ -91,7 +91,7 @@ def from_environment(variables: Mapping[str, str]) -> Rank | None:
     if not 0 < port <= _PORTS:
         raise LaunchError(f"port {port} is none: set NBCNN_PORT to a free one between 1024 and 65535, the same for all ranks")
     try:
-        timeout = real(variables, "NBCNN_TIMEOUT", *TIMEOUTS) if "NBCNN_TIMEOUT" in variables else Rank.timeout
+        timeout = real_in(variables, "NBCNN_TIMEOUT", *TIMEOUTS) if "NBCNN_TIMEOUT" in variables else Rank.timeout
     except ValueError as error:
         raise LaunchError(f"{error} (seconds)") from None
     return Rank(rank, size, local, _checked(address), port, token(variables), timeout)
@@ -122,7 +122,7 @@ def _count(variables: Mapping[str, str], name: str, least: int = 0, most: int = 
     if name not in variables:
         raise LaunchError(f"{name} is not set, though the launcher's other variables are")
     try:
-        return whole(variables, name, least, most)
+        return whole_in(variables, name, least, most)
     except ValueError as error:
         raise LaunchError(str(error)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 from pathlib import Path
@@ -11,10 +12,17 @@ import pytest
 from scripts import exits, message, train
 
 from nbcnn.__main__ import COMMANDS
+from nbcnn.classify import processing
 from nbcnn.cli import export, flags, paths, predict, report, study
 from nbcnn.cli.extract import main as extract
 from nbcnn.cli.paths import CALLED, CLASSIFIER, FEATURES, IMAGES, KEPT, PIPELINE, RUN, PathArgument
-from nbcnn.datasets import image_files
+from nbcnn.datasets import augment, image_files, own
+from nbcnn.files import numerals
+from nbcnn.files.errors import UsageError
+from nbcnn.gpu import select
+from nbcnn.lab.measure import op, opcases
+from nbcnn.model import views
+from nbcnn.nn import optim
 
 NO_PATHS = {"address", "at", "command", "device", "freeze", "labels", "models", "networks", "only", "op", "parts", "rest", "shape", "a", "b", "what"}
 """Arguments of free text that are no paths."""
@@ -195,3 +203,46 @@ def test_commands_refuse_before_anything_is_read_or_written(copied, tmp_path, ca
     assert "--out" in message(capsys, 2, exits(train, ["--config", tmp_path / "run.toml"]))
     (tmp_path / "run.toml").unlink()
     assert contents(tmp_path) == before
+
+
+NUMBERS = ("2", "2,2", "2,2,2", "2x2", "2x2x2", "2x2x2x2", "0:2,3:2", "x=2,2,2", "shift:2", "crop:2", "cw2", "relu@2")
+"""Texts with numbers, of which every flag that has a number takes one."""
+
+
+@pytest.mark.parametrize("command", ALL)
+@pytest.mark.parametrize("digit", "٢२２²", ids=["Arabic", "Devanagari", "fullwidth", "superscript"])
+def test_numbers_of_flags_are_in_ascii_digits(command, digit):
+    """`int` and `float` of Python take the digits of every script, and `isdigit` is true of a superscript."""
+    for action in parser_of(command)._actions:
+        if action.type in (None, str) or isinstance(getattr(action.type, "path", action.type), PathArgument):
+            continue
+        for text in NUMBERS:
+            with contextlib.suppress(ValueError, argparse.ArgumentTypeError):
+                if action.type(text) != text:
+                    with pytest.raises((ValueError, argparse.ArgumentTypeError)):
+                        action.type(text.replace("2", digit))
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        lambda digit: own.size_of(f"{digit}x4"),
+        lambda digit: own.share_of(f"0.{digit}"),
+        lambda digit: augment.Augment.parse(f"crop:{digit}"),
+        lambda digit: views.Views.parse(f"shift:{digit}"),
+        lambda digit: optim.points_of(f"0:{digit},3:0"),
+        lambda digit: processing.names_of(f"cw{digit}"),
+        lambda digit: select.use_device(f"cuda:{digit}"),
+        lambda digit: opcases.problem("conv_fprop", f"1,8,8,8,{digit}"),
+        lambda digit: opcases.problem("conv_fprop", f"conv4@{digit}"),
+        lambda digit: op.Choice.parse(f"tiled@{digit}"),
+        lambda digit: numerals.whole_in({"RANK": digit}, "RANK", 0, 9),
+        lambda digit: numerals.real_in({"NBCNN_TIMEOUT": digit}, "NBCNN_TIMEOUT", 0, 9),
+    ],
+)
+def test_numbers_in_the_words_of_options_are_in_ascii_digits(parse):
+    for digit in "٢２²":
+        with pytest.raises((UsageError, ValueError)) as refused:
+            parse(digit)
+        assert "invalid literal" not in str(refused.value)
+        assert "could not convert" not in str(refused.value)

@@ -12,6 +12,7 @@ from PIL import Image
 from scripts import ROOT, TINY, exits, extract, message, train
 
 import nbcnn
+from nbcnn.classify.features import read_features
 from nbcnn.cli import export, pipeline, report
 from nbcnn.train import checkpoint
 from nbcnn.train.runlog import RunFolder
@@ -54,6 +55,9 @@ def test_a_run_in_a_folder_that_is_not_utf8_goes_on(tmp_path, capsys):
     with nbcnn.load(run, mode="cpu") as model:
         assert model.predict(np.zeros((1, 3, 32, 32), np.uint8)).shape == (1, 3, 32, 32)
     assert "is no UTF-8" in message(capsys, 2, exits(extract, [run, "--out", tmp_path / "features"])), "features would name the run"
+    (tmp_path / "link").symlink_to(run)
+    assert exits(extract, [tmp_path / "link", "--out", tmp_path / f"{STRANGE}-features", "--mode", "cpu", "--quiet", "--json"]) == 0
+    read_features(tmp_path / f"{STRANGE}-features")
 
 
 def nested(levels):

@@ -8,6 +8,7 @@ from typing import Any
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound, Unsupported
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import Gpu, Host
@@ -52,7 +53,7 @@ class Choice:
         rest, _, part = rest.partition("/")
         mode, precision, engine = (*rest.split(":"), "", "")[:3]
         try:
-            numbers = tuple(int(number) for number in tile.split(",")) if tile else None
+            numbers = tuple(map(numerals.whole, tile.split(","))) if tile else None
         except ValueError:
             raise UsageError(f"the tile of {text!r} is not numbers with commas between them") from None
         return cls(mode, precision or None, engine or "auto", part or None, numbers)

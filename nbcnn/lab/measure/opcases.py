@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.ops.activations import add
@@ -206,11 +207,11 @@ def _first(cases: Iterator[Case], op: Op) -> Case:
 
 def _numbers(shape: str, kind: str) -> tuple[int, ...]:
     name, _, batch = shape.partition("@")
-    if kind == "conv" and name in LAYERS:
-        layer = LAYERS[name]
-        return (int(batch or 256), layer.C, layer.H, layer.W, layer.K)
     try:
-        found = tuple(int(part) for part in shape.replace("x", ",").replace("×", ",").split(","))
+        if kind == "conv" and name in LAYERS:
+            layer = LAYERS[name]
+            return (*numerals.sizes(batch or "256"), layer.C, layer.H, layer.W, layer.K)
+        found = tuple(map(numerals.whole, shape.replace("x", ",").replace("×", ",").split(",")))
     except ValueError:
         found = ()
     if kind == "images" and len(found) == 1:
