@@ -60,13 +60,15 @@ def _one_chunk(made: Callable[..., Any], operands: list[Any], lanes: int) -> Any
 @cache
 def _made(function: Function) -> Callable[..., Any]:
     """The rewritten function, with what stands in the simulator for the things that it names."""
-    original: Any = function.py_func
-    code = rewrite.rewritten(original, False)
+    return lanes_of(function.py_func, False, inside)
+
+
+def lanes_of(original: Any, is_kernel: bool, inside: Callable[[Any], Any]) -> Any:
+    """A function rewritten to run for all lanes, with `inside(value)` in place of every value that it names."""
+    code = rewrite.rewritten(original, is_kernel)
     known: dict[str, Any] = names.BUILTINS | rewrite.RUNTIME
-    known |= {name: _inside(value) for name in _names(original.__code__) if (value := original.__globals__.get(name)) is not None}
-    cells = {
-        name: CellType(_inside(cell.cell_contents)) for name, cell in zip(original.__code__.co_freevars, original.__closure__ or (), strict=True)
-    }
+    known |= {name: inside(value) for name in _names(original.__code__) if (value := original.__globals__.get(name)) is not None}
+    cells = {name: CellType(inside(cell.cell_contents)) for name, cell in zip(original.__code__.co_freevars, original.__closure__ or (), strict=True)}
     return FunctionType(code, known, original.__name__, original.__defaults__, tuple(cells[name] for name in code.co_freevars))
 
 
@@ -74,7 +76,8 @@ def _names(code: Any) -> set[str]:
     return {*code.co_names, *(name for each in code.co_consts if hasattr(each, "co_names") for name in _names(each))}
 
 
-def _inside(value: Any) -> Any:
+def inside(value: Any) -> Any:
+    """What a function sees in place of what it names of nbcnn's and Python's."""
     if isinstance(value, Function):
         return _made(value)
     if isinstance(value, Intrinsic):

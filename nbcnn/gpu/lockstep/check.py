@@ -48,6 +48,9 @@ class _Shadow:
         self.time = np.zeros(nbytes, np.int64)
         """The number of the statement that has written it."""
         self.value = np.zeros(nbytes, np.uint8)
+        self.updaters = np.full((2, nbytes), _NOBODY)
+        """The first and the last thread that has updated a byte by an atomic since the last barrier, and when."""
+        self.updated, self.updated_warp = np.zeros(nbytes, np.int64), np.zeros(nbytes, np.int64)
 
 
 class Watch:
@@ -159,6 +162,30 @@ class Watch:
             self.clock += 1
             self.released[block], self.released_at[block], self.acquired_at[block] = self.fenced[block], self.clock, self.clock
         self._count(array, index, 1, "atomic")
+        if array.space == "shared" and not self.quiet and len(lanes):
+            self._update(array, index, lanes)
+
+    def _update(self, array: Any, index: Any, lanes: Any) -> None:
+        """Active lanes update an element of a shared array: a fault if nobody has written it, or another thread without a barrier between."""
+        at = np.asarray(lane_array(index))[lanes].astype(np.int64)
+        shadow, width, block = self._shadow(array), array.flat.dtype.itemsize, now.block
+        places = (at * width + array.origin + block.number[lanes] * array.rows.shape[1])[:, None] + np.arange(width)
+        who = block.first * block.threads + lanes
+        epoch, warp_epoch = self._epoch()[block.number[lanes]], self.warp_epochs[block.warp[lanes]]
+        self._initialised(shadow, places, lanes, at)
+        self._ordered(shadow.writer[places], shadow.wrote[places], shadow.wrote_warp[places], shadow.time[places],
+                      who, epoch, warp_epoch, lanes, at, "update", "written", array)  # fmt: skip
+        fresh = (shadow.updaters[0][places] == _NOBODY) | (shadow.updated[places] < epoch[:, None])
+        owners, epochs, warp_epochs = (np.broadcast_to(each[:, None], places.shape) for each in (who, epoch, warp_epoch))
+        shadow.updaters[0][places[fresh][::-1]] = owners[fresh][::-1]
+        shadow.updaters[1][places], shadow.updated[places], shadow.updated_warp[places] = owners, epochs, warp_epochs
+
+    def _initialised(self, shadow: _Shadow, places: Any, lanes: Any, at: Any) -> None:
+        """A fault if nobody has written what the lanes read."""
+        never = (shadow.writer[places] == _NOBODY).any(1)
+        if never.any():
+            i = int(np.flatnonzero(never)[0])
+            self.fault("uninitialised", f"element {at[i]}, by {now.block.whose(int(lanes[i]))}")
 
     # -- accesses
 
@@ -181,13 +208,13 @@ class Watch:
         epoch, warp = self._epoch()[now.block.number[lanes]], now.block.warp[lanes]
         warp_epoch = self.warp_epochs[warp]
         if not writes and array.space == "shared" and not self.anything:
-            never = (shadow.writer[places] == _NOBODY).any(1)
-            if never.any():
-                i = int(np.flatnonzero(never)[0])
-                self.fault("uninitialised", f"element {at[i]}, by {now.block.whose(int(lanes[i]))}")
+            self._initialised(shadow, places, lanes, at)
         column = (slice(None), None)
         self._ordered(shadow.writer[places], shadow.wrote[places], shadow.wrote_warp[places], shadow.time[places],
                       who, epoch, warp_epoch, lanes, at, "read" if not writes else "write", "written", array)  # fmt: skip
+        for updater in shadow.updaters if array.space == "shared" else ():
+            self._ordered(updater[places], shadow.updated[places], shadow.updated_warp[places], shadow.time[places],
+                          who, epoch, warp_epoch, lanes, at, "read" if not writes else "write", "updated", array)  # fmt: skip
         if writes:
             self._unread(shadow, places, who, epoch, warp, warp_epoch, lanes, at, array)
             self._alone(places, who, values, array, lanes, at)
@@ -265,7 +292,7 @@ class Watch:
         i, byte = (int(part[0]) for part in np.nonzero(wrong))
         thread = int(other[i, byte])
         whose = "several threads" if thread < 0 else self.launching.whose(*divmod(thread, now.block.threads))
-        verb = "reads" if does == "read" else "writes"
+        verb = f"{does}s"
         self.fault(
             kind, f"{now.block.whose(int(lanes[i]))} {verb} element {at[i]} of {_called(array)}, {was} by {whose}; nothing puts the two in an order"
         )

@@ -47,6 +47,10 @@ class Line:
     least: int = 0
     """Passes that would do if the threads' bytes lay side by side."""
 
+    def __str__(self) -> str:
+        what = "sectors" if self.what.startswith("global") else "passes"
+        return f"{self.line}: {self.what}: {self.passes:,} {what} where {self.least:,} would do"
+
 
 @dataclass
 class LaunchReport:
@@ -74,6 +78,10 @@ class Found:
 
     faults: list[Fault] = field(default_factory=list)
     launches: list[LaunchReport] = field(default_factory=list)
+
+    def costly(self, times: float = 2.0) -> list[Line]:
+        """Lines that ask for at least `times` the sectors or passes that would do: accesses that are not coalesced, and bank conflicts."""
+        return [line for launch in self.launches for line in launch.lines if line.least and line.passes >= times * line.least]
 
     def kinds(self) -> set[str]:
         """The kinds of all faults."""

@@ -59,6 +59,12 @@ def _grid(axes: int) -> Any:
     return found[0] if axes == 1 else tuple(found)
 
 
+def _gridsize(axes: int) -> Any:
+    """The threads of the grid along each axis, int64."""
+    found = [I8.type(now.block.block_dim[axis] * now.block.grid_dim[axis]) for axis in range(axes)]
+    return found[0] if axes == 1 else tuple(found)
+
+
 def _shared_array(shape: Any, dtype: Any, alignment: int | None = None) -> Any:
     frame = sys._getframe(1)
     # Two device functions made by one factory have the same code, and shared arrays of their own only if those differ.
@@ -192,6 +198,7 @@ cuda = SimpleNamespace(
     gridDim=_Index("grid_dim"),
     warpsize=WARP,
     grid=_grid,
+    gridsize=_gridsize,
     shared=SimpleNamespace(array=_shared_array),
     local=SimpleNamespace(array=_local_array),
     syncthreads=barrier,
@@ -211,7 +218,12 @@ cuda = SimpleNamespace(
         max=_atomic(max),
         min=_atomic(min),
         exch=_atomic(lambda old, by: by),
+        sub=_atomic(lambda old, by: old - by),
+        and_=_atomic(lambda old, by: old & by),
+        or_=_atomic(lambda old, by: old | by),
+        xor=_atomic(lambda old, by: old ^ by),
     ),
+    const=SimpleNamespace(array_like=lambda values: values),
     libdevice=SimpleNamespace(fast_fdividef=fast_divide),
 )
 types = SimpleNamespace(**_NUMBER_TYPES, boolean=NumberType("bool"))

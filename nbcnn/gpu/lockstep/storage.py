@@ -121,9 +121,21 @@ class Memory:
         from nbcnn.gpu.lockstep.numbers import add, multiply
 
         at: Any = 0
-        for part, extent in zip(i, self.shape, strict=True):
+        for axis, (part, extent) in enumerate(zip(i, self.shape, strict=True)):
+            if type(part) is not int or not 0 <= part < extent:
+                _within(self, axis, part, extent)
             at = add(multiply(at, extent), part)
         return at
+
+
+def _within(array: Any, axis: int, part: Any, extent: int) -> None:
+    """Raise OutOfBounds for the first active lane whose index of an axis is beyond it, also where the flat array goes on."""
+    lanes = active()
+    values = lane_array(part)[lanes] if type(part) is np.ndarray else np.full(len(lanes), int(part))
+    wrong = np.flatnonzero((values < 0) | (values >= extent))
+    if len(wrong):
+        kind = f"{getattr(array, 'space', 'local')} array{' ' + name if (name := getattr(array, 'name', '')) else ''}"
+        raise OutOfBounds(f"index {values[wrong[0]]} of axis {axis}, {extent} long, of a {kind}: {now.block.whose(int(lanes[wrong[0]]))}")
 
 
 class Global(Memory):
@@ -142,7 +154,7 @@ class Global(Memory):
             i = self.flat_index(i)
         if type(i) is np.ndarray:
             try:
-                return self.flat.take(_index(i))
+                return self.flat.take(self._known(_index(i)))
             except IndexError:
                 self._refuse(i)
         if not 0 <= i < self.size:
@@ -163,7 +175,7 @@ class Global(Memory):
                 if type(value) is np.ndarray:
                     value = value[mask]
             try:
-                self.flat[i] = value
+                self.flat[self._known(i)] = value
             except IndexError:
                 now_i = np.zeros(now.lanes, i.dtype)
                 now_i[active()] = i
@@ -178,6 +190,12 @@ class Global(Memory):
                 return
             value = value[lanes[-1]]
         self.flat[i] = value
+
+    def _known(self, i: np.ndarray) -> np.ndarray:
+        """Indices, looked at where they have 64 bits: NumPy makes int64 of uint64, so that what was negative would count from the end again."""
+        if i.dtype is U8 and i.size and i.max() >= self.size:
+            raise IndexError
+        return i
 
     def words(self, dtype: np.dtype) -> Any:
         """The same memory as elements of another type."""
