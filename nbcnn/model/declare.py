@@ -37,7 +37,7 @@ from nbcnn.ops.conv import fused
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.losses import pairs
 from nbcnn.ops.update.rule import MOST_NUMBERS, MOST_STATES, Rule
-from nbcnn.plan.op import Map, Op
+from nbcnn.plan.op import Op
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BUILTINS = {"abs", "min", "max", "int", "float", "bool", "range"}
@@ -105,14 +105,12 @@ def activation(
     more = {"composition": staticmethod(composition)} if composition is not None else {}
     kind = _class(name, Elementwise, numbers, {"kind": name, "reads": reads, "__doc__": doc, **more})
     table.ACTIVATIONS[name] = made
-    reference = fused.activated(made)
-    modes.REFERENCES[Op("conv", "fprop", after=(Map(name),))] = reference
+    modes.REFERENCES.update(fused.activated(made))
     references = {Op(name, "fprop"): host(fprop), Op(name, "dgrad"): host(dgrad)}
     for row in modes.MODES.values():
         _enter(row, Op("relu", "fprop"), references if row.device == "host" else table.ops_of(made))
         for _, ops in row.fallbacks:
-            if (relu := ops.get(Op("conv", "fprop", after=(Map("relu"),)))) is not None:
-                ops[Op("conv", "fprop", after=(Map(name),))] = relu
+            ops.update(fused.with_activations(ops, [name]))
     return kind
 
 
@@ -297,7 +295,7 @@ def forget(*names: str) -> None:
             modes.REFERENCES,
             *(ops for row in modes.MODES.values() for _, ops in row.fallbacks),
         ):
-            for key in (name, Op(name), Op(name, "fprop"), Op(name, "dgrad"), Op("conv", "fprop", after=(Map(name),))):
+            for key in (name, Op(name), Op(name, "fprop"), Op(name, "dgrad"), *fused.activated_ops(name)):
                 held.pop(key, None)  # type: ignore[attr-defined]
         description.DECLARED.pop(kind.__name__, None)
         for function in [function for function, made in _of_functions.items() if made is kind]:

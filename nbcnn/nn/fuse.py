@@ -16,7 +16,7 @@ them one by one where a shape does not fit (an odd image cannot be pooled in a c
     Residual, ReLU               ResidualReLU    of a body that ends in a BatchNorm2d, which then adds the residual's input and applies the ReLU
     Linear, any activation       LinearActivation   likewise, a 1×1 convolution of 1×1 images
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
-    Upsample2d, Conv2d, ReLU     UpConvReLU
+    Upsample2d, Conv2d, any activation   UpConvActivation   likewise in training where the gradient reads the output
     Upsample2d, Conv2d           UpConv
     DepthwiseConv1d              DepthwiseTogether   both gradients from one load of x and dy; StateSpaceConv1d likewise
     PointwiseConv1d, GLU         GatedPointwise  stores the gated series, and at the end of a Residual's body adds its input on the way
@@ -35,7 +35,7 @@ from itertools import pairwise
 from typing import Any
 
 from nbcnn.nn.activations import GELU, Elementwise, HardSwish, ReLU, ReLU6, Swish
-from nbcnn.nn.fuse_convs import ConvActivation, ConvEvoNorm, ConvReLUPool, LinearActivation, UpConv, UpConvMSE, UpConvReLU
+from nbcnn.nn.fuse_convs import ConvActivation, ConvEvoNorm, ConvReLUPool, LinearActivation, UpConv, UpConvActivation, UpConvMSE
 from nbcnn.nn.fuse_norms import (
     BatchNormAddReLU,
     BatchNormGELU,
@@ -95,7 +95,7 @@ class Rule:
 RULES = (
     Rule((Conv2d, ReLU, MaxPool2d), ConvReLUPool, _plain),
     Rule((Upsample2d, Conv2d, MSE), UpConvMSE, _folds),
-    Rule((Upsample2d, Conv2d, ReLU), UpConvReLU, _folds),
+    Rule((Upsample2d, Conv2d, Elementwise), UpConvActivation, _folds),
     Rule((Upsample2d, Conv2d), UpConv, _folds),
     Rule((Conv2d, Elementwise), ConvActivation, _plain),
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),

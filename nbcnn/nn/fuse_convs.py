@@ -3,7 +3,7 @@
     ConvActivation  f(conv(x) + b) in one launch, f any activation; LinearActivation likewise, a 1×1 convolution of 1×1 images
     ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     ConvReLUPool    writes the pooled output and the argmax of each window, two bits
-    UpConv          the doubled image is never stored; UpConvReLU likewise, and UpConvMSE, a loss, stores no output either
+    UpConv          the doubled image is never stored; UpConvActivation likewise, and UpConvMSE, a loss, stores no output either
 
 In the backward pass a fused layer multiplies its input's gradient by the ReLU mask of the layer that made that input (`Buf.after_relu`): the
 gradient arrives there masked, and the pass that plain layers need for it vanishes.
@@ -61,6 +61,15 @@ def _dgrad(tape: Tape, op: Op, dy: Buf, w: Buf, x: Buf, scope: str, **attrs: int
     return dx
 
 
+def _undone(tape: Tape, activation: Elementwise, dy: Buf, y: Buf, scope: str) -> Buf:
+    """Record the gradient of what the activation was taken of, from y; a ReLU's may be masked already."""
+    if activation.function == "relu":
+        return unmasked(tape, dy, y, scope)
+    dz = tape.temp(f"{scope}.dz", y.shape)
+    tape.emit(Op(activation.function, "dgrad"), [dy, y], [dz], scope, **activation.attrs())
+    return dz
+
+
 @dataclass(frozen=True)
 class ConvActivation(_AroundConv):
     """f(conv(x) + b) in one launch, for any activation f.
@@ -95,11 +104,7 @@ class ConvActivation(_AroundConv):
         tape.emit(Op("conv", "fprop", after=(Map(f),)), [x, w, b], [y], scope, **attrs, **parameters)
 
         def backward(dy: Buf) -> Buf:
-            if f == "relu":
-                dz = unmasked(tape, dy, y, scope)
-            else:
-                dz = tape.temp(f"{scope}.dz", y_shape)
-                tape.emit(Op(f, "dgrad"), [dy, y], [dz], scope, **parameters)
+            dz = _undone(tape, self.activation, dy, y, scope)
             dw, db = self._grads(tape)
             tape.emit(Op("conv", "wgrad"), [x, dz], [dw.reshaped(w.shape), db], scope, **attrs)
             return _dgrad(tape, Op("conv", "dgrad"), dz, w, x, scope, **attrs)
@@ -214,15 +219,20 @@ class UpConv(_AroundConv):
         Op("upconv", "dgrad", after=(Mask("relu"),)),
         Op("upconv", "wgrad"),
     )
-    relu: ClassVar[bool] = False
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        return self._record(tape, x, scope, None)
+
+    def _record(self, tape: Tape, x: Buf, scope: str, activation: Elementwise | None) -> Built:
+        """Record y, with the activation if there is one, and a backward of its gradient."""
         w, b = self._weights(tape)
-        y = tape.temp(f"{scope}.y", self.conv.shape(x, scope, doubled=True).y_shape, after_relu=self.relu)
-        tape.emit(Op("upconv", "fprop", after=(Map("relu"),)) if self.relu else Op("upconv", "fprop"), [x, w, b], [y], scope)
+        y_shape = self.conv.shape(x, scope, doubled=True).y_shape
+        f, parameters = (activation.function, activation.attrs()) if activation else ("", {})
+        y = tape.temp(f"{scope}.y", y_shape, after_relu=f == "relu")
+        tape.emit(Op("upconv", "fprop", after=(Map(f),) if f else ()), [x, w, b], [y], scope, **parameters)
 
         def backward(dy: Buf) -> Buf:
-            dz = unmasked(tape, dy, y, scope) if self.relu else dy
+            dz = _undone(tape, activation, dy, y, scope) if activation else dy
             tape.emit(Op("upconv", "wgrad"), [x, dz], self._grads(tape), scope)
             return _dgrad(tape, Op("upconv", "dgrad"), dz, w, x, scope)
 
@@ -230,16 +240,23 @@ class UpConv(_AroundConv):
 
 
 @dataclass(frozen=True)
-class UpConvReLU(UpConv):
-    """relu of `UpConv`."""
+class UpConvActivation(UpConv):
+    """f of `UpConv`, for any activation f: in training as `ConvActivation`, in the same launch where the gradient of f reads y."""
 
-    ops: ClassVar[tuple[Op, ...]] = (
-        Op("upconv", "fprop", after=(Map("relu"),)),
-        Op("upconv", "dgrad"),
-        Op("upconv", "dgrad", after=(Mask("relu"),)),
-        Op("upconv", "wgrad"),
-    )
-    relu: ClassVar[bool] = True
+    @property
+    def activation(self) -> Elementwise:
+        """The layer of f."""
+        return self.parts[2][1]
+
+    @property
+    def ops(self) -> tuple[Op, ...]:  # type: ignore[override]
+        """What a row must have."""
+        return Op("upconv", "fprop", after=(Map(self.activation.function),)), *UpConv.ops
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if tape.training and self.activation.reads == "x":
+            return trace(tape, [(scope, UpConv(self.parts[:2])), self.parts[2]], x)
+        return self._record(tape, x, scope, self.activation)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from gradients import assert_same_gradients
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import ELU, GELU, HardSwish, ReLU, Sigmoid, Swish, Tanh
 from nbcnn.nn.fuse import fuse, fuse_nodes
-from nbcnn.nn.fuse_convs import ConvActivation, ConvReLUPool, LinearActivation, UpConv, UpConvMSE, UpConvReLU
+from nbcnn.nn.fuse_convs import ConvActivation, ConvReLUPool, LinearActivation, UpConv, UpConvActivation, UpConvMSE
 from nbcnn.nn.fuse_sums import AddReLU
 from nbcnn.nn.graphs import Graph, Input, wired
 from nbcnn.nn.joins import Add, Concat
@@ -32,7 +32,7 @@ def test_the_autoencoder_becomes_five_layers():
         ("conv1", ConvReLUPool),
         ("conv2", ConvReLUPool),
         ("conv3", ConvActivation),
-        ("conv4", UpConvReLU),
+        ("conv4", UpConvActivation),
         ("mse1", UpConvMSE),
     ]
     assert kinds(autoencoder()[:-1])[-1] == ("conv5", UpConv)
@@ -115,6 +115,16 @@ def dense():
     return [*made, SoftmaxCrossEntropy()]
 
 
+def doubled():
+    """Convolutions of doubled images with activations whose gradients read the output, with a parameter and without, and the input."""
+    return [
+        *(Upsample2d(2), Conv2d(4, 3, padding=1, in_channels=3), ELU(0.5)),
+        *(Conv2d(3, 3, stride=2, padding=1, in_channels=4), Upsample2d(2), Conv2d(5, 3, padding=1, in_channels=3), Sigmoid()),
+        *(Conv2d(2, 3, stride=4, in_channels=5), Upsample2d(2), Conv2d(3, 3, padding=1, in_channels=2), Swish()),
+        *(Flatten(), Linear(5, in_features=3 * 8 * 12), SoftmaxCrossEntropy()),
+    ]
+
+
 def residual():
     """A ReLU behind a Residual that ends in one: the masked gradient of the first says nothing about the second."""
     return [
@@ -128,7 +138,9 @@ def residual():
 
 
 @pytest.mark.parametrize(
-    "layers", [sized(autoencoder(3, wide=8, code=4), (3, 8, 8)), deep(), residual(), dense()], ids=["autoencoder", "deep", "residual", "dense"]
+    "layers",
+    [sized(autoencoder(3, wide=8, code=4), (3, 8, 8)), deep(), residual(), dense(), doubled()],
+    ids=["autoencoder", "deep", "residual", "dense", "doubled"],
 )
 def test_fused_and_plain_nets_have_the_same_gradients(fusing_cpu, layers):
     rng = np.random.default_rng(1)
@@ -156,6 +168,19 @@ def test_an_activation_is_no_step_of_its_own_in_inference(fusing_cpu):
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-5, atol=1e-6)
     assert {"conv_relu_fprop", "conv_sigmoid_fprop", "conv_swish_fprop"} <= {step.op for step in fused.record_predict(3).steps}
     assert not {"sigmoid_fprop", "swish_fprop", "relu_fprop"} & {step.op for step in fused.record_predict(3).steps}
+
+
+def test_a_convolution_of_a_doubled_image_takes_any_activation(fusing_cpu):
+    net = Net(doubled(), (3, 8, 12), mode="cpu", fusing=True)
+    images = np.random.default_rng(3).integers(0, 256, (3, 3, 8, 12)).astype(np.uint8)
+    plain = Net(doubled(), (3, 8, 12), mode="cpu", fusing=False)
+    np.testing.assert_allclose(net.predict(images), plain.predict(images), rtol=1e-5, atol=1e-6)
+    made = {"upconv_elu_fprop", "upconv_sigmoid_fprop", "upconv_swish_fprop"}
+    steps = [step.op for step in net.record_predict(3).steps]
+    assert made <= set(steps)
+    assert not {"elu_fprop", "sigmoid_fprop", "swish_fprop", "upconv_fprop", "upsample_fprop"} & set(steps)
+    steps = [step.op for step in net.record_gradients(3).steps]
+    assert set(steps) & {*made, "upconv_fprop", "swish_fprop", "upsample_fprop"} == {*made, "upconv_fprop", "swish_fprop"} - {"upconv_swish_fprop"}
 
 
 def test_no_step_of_the_fused_autoencoder_touches_a_tensor_of_full_width(fusing_cpu):

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbcnn.nn import activations, corruption, joins, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
-from nbcnn.nn.activations import GELU, HardSwish, PReLU, ReLU, ReLU6, Sigmoid, Swish
+from nbcnn.nn.activations import GELU, Elementwise, HardSwish, PReLU, ReLU, ReLU6, Sigmoid, Swish
 from nbcnn.nn.graphs import Graph, Input
 from nbcnn.nn.joins import Concat, Losses
 from nbcnn.nn.layer import sized
@@ -171,6 +171,14 @@ def _between_norms() -> list[Any]:
     return [Conv2d(64, 3, padding=1), *(layer for each in norms for layer in each), *block, Flatten(), Linear(10), SoftmaxCrossEntropy()]
 
 
+def _doubled() -> list[Any]:
+    """Every activation behind a convolution of a doubled image."""
+    layers = [kind() for kind in vars(activations).values() if isinstance(kind, type) and issubclass(kind, Elementwise) and kind is not Elementwise]
+    layers += [GELU(approximate="tanh"), whitening.Root()]
+    made = [part for layer in layers for part in (Upsample2d(2), Conv2d(16, 3, padding=1), layer, MaxPool2d(2))]
+    return [Conv2d(16, 3, padding=1), *made, Flatten(), Linear(10), SoftmaxCrossEntropy()]
+
+
 _GROUPED = (Conv2d(16, 3, padding=1, groups=2), Conv2d(16, 3, padding=1, stride=(1, 2), groups=2))
 USERS = (
     *READY,
@@ -189,6 +197,7 @@ USERS = (
         for layer in (Sigmoid(), Swish(), GELU())
     ),
     User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
+    User("Upsample2d + Conv2d + activations", "layers that become one op", _doubled, SMALL),
     User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
     User("Conv2d + BatchNorm2d + ReLU", "layers that become one op", _behind_conv(BatchNorm2d(), ReLU()), SMALL),
     User(

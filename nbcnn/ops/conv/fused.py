@@ -7,7 +7,7 @@
     conv_dgrad_add_relu    dx = dgrad(dy, w) + more where x > 0, else 0: more is a second gradient of x (wgmma alone; `nbcnn.plan.merging`)
     conv_pool_wgrad        dw, db of conv from the gradient behind a pooling layer: wgrad(x, unpool(dy, index))
     upconv_fprop           y = conv 3×3 pad 1 (upsample 2×(x), w) + b
-    upconv_relu_fprop      y = relu(upconv(x, w) + b)
+    upconv_relu_fprop      y = relu(upconv(x, w) + b); likewise of every activation, upconv_NAME_fprop with its parameters
     upconv_mse_fprop       loss = mean((upconv(x, w) + b − target)²) and its gradient dy; y itself is not kept
     upconv_dgrad           dx from dy (N,K,2H,2W), back through the upsampling
     upconv_dgrad_relu      the same where x > 0
@@ -45,26 +45,39 @@ from nbcnn.plan.op import Add, Loss, Map, Mask, Op, Pool, Unpool
 from nbcnn.plan.shapes import ConvShape, numel
 
 
-def activated(activation: Activation) -> Callable[..., None]:
-    """The reference of conv_NAME_fprop."""
+def activated(activation: Activation) -> dict[Op, Callable[..., None]]:
+    """The references of conv_NAME_fprop and upconv_NAME_fprop."""
 
     def reference(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int, **parameters: float) -> None:
         """y (N,K,P,Q) = f(conv(x, w) + b)."""
         conv_fprop(x, w, b, y, stride=stride, pad=pad)
         activation.fprop(y.copy(), y, **parameters)
 
-    reference.__name__ = str(Op("conv", "fprop", after=(Map(activation.name),)))
-    return reference
+    def of_doubled(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, **parameters: float) -> None:
+        """y (N,K,2H,2W) = f(upconv(x, w) + b)."""
+        upconv_fprop(x, w, b, y)
+        activation.fprop(y.copy(), y, **parameters)
+
+    made = dict(zip(activated_ops(activation.name), (reference, of_doubled), strict=True))
+    for op, each in made.items():
+        each.__name__ = str(op)
+    return made
 
 
-ACTIVATED = {Op("conv", "fprop", after=(Map(name),)): activated(activation) for name, activation in ACTIVATIONS.items()}
+def activated_ops(name: str) -> tuple[Op, Op]:
+    """conv_NAME_fprop and upconv_NAME_fprop."""
+    return Op("conv", "fprop", after=(Map(name),)), Op("upconv", "fprop", after=(Map(name),))
+
+
+ACTIVATED = {op: reference for each in ACTIVATIONS.values() for op, reference in activated(each).items()}
 """The convolutions with an activation in their epilogue (activations/table.py)."""
 
 
 def with_activations(ops: Mapping[Op, Impl], names: Iterable[str] = ACTIVATIONS) -> dict[Op, Impl]:
-    """`ops`, and if one of them has a ReLU in its epilogue also conv_NAME_fprop of the other activations: that epilogue takes any device function."""
-    relu = ops.get(Op("conv", "fprop", after=(Map("relu"),)))
-    return {**ops, **({Op("conv", "fprop", after=(Map(name),)): relu for name in names} if relu else {})}
+    """`ops`, and where they have a ReLU in an epilogue the same with the other activations: that epilogue takes any device function."""
+    relus = [ops.get(op) for op in activated_ops("relu")]
+    made = {op: relu for name in names for op, relu in zip(activated_ops(name), relus, strict=True) if relu is not None}
+    return {**ops, **made}
 
 
 def conv_relu_pool_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, index: np.ndarray, *, stride: int, pad: int) -> None:
@@ -109,12 +122,6 @@ def conv_pool_wgrad(x: np.ndarray, dy: np.ndarray, index: np.ndarray, dw: np.nda
 def upconv_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
     """y (N,K,2H,2W) = conv 3×3 pad 1 of the doubled x, plus b."""
     conv_fprop(_doubled(x), w, b, y, stride=1, pad=1)
-
-
-def upconv_relu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
-    """y = relu(upconv(x, w) + b)."""
-    upconv_fprop(x, w, b, y)
-    np.maximum(y, 0, out=y)
 
 
 def upconv_mse_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, target: np.ndarray, loss: np.ndarray, dy: np.ndarray) -> None:
@@ -176,7 +183,6 @@ REFERENCES = ACTIVATED | {
     Op("conv", "dgrad", after=(Add(), Mask("relu"))): conv_dgrad_add_relu,
     Op("conv", "wgrad", before=(Unpool(),)): conv_pool_wgrad,
     Op("upconv", "fprop"): upconv_fprop,
-    Op("upconv", "fprop", after=(Map("relu"),)): upconv_relu_fprop,
     Op("upconv", "fprop", after=(Loss("mse"),)): upconv_mse_fprop,
     Op("upconv", "dgrad"): upconv_dgrad,
     Op("upconv", "dgrad", after=(Mask("relu"),)): upconv_dgrad_relu,
@@ -275,6 +281,14 @@ def linear_cases(n: int, c: int, k: int) -> Iterator[Case]:
         yield Case(Op("conv", "fprop", after=(Map(each.name),)), label(shape), ins, ((shape.y_shape, "float32"),), attrs | dict(each.parameters), c)
 
 
+def up_activated_cases(shape: ConvShape, names: Iterable[str] = ("elu",)) -> Iterator[Case]:
+    """Upsampling folded into a 3×3 convolution with an activation in its epilogue."""
+    ins = (np.maximum(normal(11, *shape.x_shape), 0), normal(12, *shape.w_shape), normal(13, shape.K))
+    y = (((shape.N, shape.K, 2 * shape.H, 2 * shape.W), "float32"),)
+    for name in names:
+        yield Case(Op("upconv", "fprop", after=(Map(name),)), label(shape), ins, y, dict(ACTIVATIONS[name].parameters), 9 * shape.C)
+
+
 def up_cases(shape: ConvShape) -> Iterator[Case]:
     """Upsampling folded into a 3×3 convolution; `shape` has the image before the upsampling."""
     n, c, h, w_ = shape.x_shape
@@ -284,7 +298,7 @@ def up_cases(shape: ConvShape) -> Iterator[Case]:
     terms = {"fprop": 9 * c, "dgrad": 16 * shape.K, "wgrad": 4 * n * h * w_}
     y, dx = ((large, "float32"),), ((shape.x_shape, "float32"),)
     yield Case(Op("upconv", "fprop"), label(shape), (x, w, b), y, {}, terms["fprop"])
-    yield Case(Op("upconv", "fprop", after=(Map("relu"),)), label(shape), (x, w, b), y, {}, terms["fprop"])
+    yield from up_activated_cases(shape, ("relu",))
     yield Case(
         Op("upconv", "fprop", after=(Loss("mse"),)), label(shape), (x, w, b, target), (((), "float64"), *y), {}, max(terms["fprop"], numel(large))
     )
@@ -305,6 +319,7 @@ def cases() -> Iterator[Case]:
     yield from activated_cases(ConvShape(2, 40, 1, 1, 12, 1, 1, 1, 0), ("sigmoid", "leaky_relu"))
     for shape in MEAN_UP:
         yield from up_cases(shape)
+        yield from up_activated_cases(shape)
 
 
 def real_cases() -> Iterator[Case]:

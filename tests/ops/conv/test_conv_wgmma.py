@@ -16,7 +16,17 @@ from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import correlation, in_phases, pack
 from nbcnn.ops.conv.frame.cost import Rates, Work, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_SECOND
-from nbcnn.ops.conv.fused import MEAN_UP, activated_cases, pack_index, pooled_cases, relu_cases, second_cases, up_cases, with_activations
+from nbcnn.ops.conv.fused import (
+    MEAN_UP,
+    activated_cases,
+    pack_index,
+    pooled_cases,
+    relu_cases,
+    second_cases,
+    up_activated_cases,
+    up_cases,
+    with_activations,
+)
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.engine import IMAGE_OPS, implementations
@@ -72,7 +82,7 @@ POOLED = (
 UP = (ConvShape(1, 64, 3, 5, 64, 3, 3, 1, 1), ConvShape(5, 128, 8, 8, 256, 3, 3, 1, 1))
 
 
-OPS = (*IMAGE_OPS, WITH_SECOND, "conv_elu_fprop")
+OPS = (*IMAGE_OPS, WITH_SECOND, "conv_elu_fprop", "upconv_elu_fprop")
 
 
 def made_by(precision: str) -> dict[str, Impl]:
@@ -86,7 +96,7 @@ def bare(case: Case) -> Call:
 def cases(convs, pooled, ups) -> list[Case]:
     found = [case for shape in convs for make in (conv_cases, relu_cases, activated_cases, second_cases) for case in make(shape)]
     found += [case for shape in pooled for case in pooled_cases(shape)]
-    found += [case for shape in ups for case in up_cases(shape)]
+    found += [case for shape in ups for make in (up_cases, up_activated_cases) for case in make(shape)]
     return [case for case in found if case.op in OPS]
 
 

@@ -17,6 +17,7 @@ from nbcnn.ops.conv.simt import few_rows, im2col_fused, pointwise
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.conv.thin import fused as thin_fused
 from nbcnn.ops.conv.winograd import engine as winograd
+from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
@@ -37,6 +38,17 @@ ENGINES = {
     "first tf32": (thin_mma.parts("tf32")[0], "tf32", FIRST, None),
     "last bf16": (thin_mma.parts("bf16")[1], "bf16", ConvShape(1, 32, 6, 8, 3, 3, 3, 1, 1), None),
 }
+DOUBLED, LAST = ConvShape(1, 16, 4, 4, 16, 3, 3, 1, 1), ConvShape(1, 32, 3, 4, 3, 3, 3, 1, 1)
+OF_DOUBLED = {
+    "im2col": (im2col_fused.FUSED, "fp32", DOUBLED, TINY),
+    "im2col split": (im2col_fused.FUSED, "fp32", DOUBLED, replace(TINY, split=2)),
+    "thin": (thin_fused.FUSED, "fp32", LAST, None),
+    "nine products": (nine_products.FUSED, "fp32", DOUBLED, winograd.WinogradTile(2, 16, 32, 4, 4)),
+    "mma bf16": (mma.ops("bf16"), "bf16", DOUBLED, None),
+    "mma tf32 split": (mma.ops("tf32"), "tf32", DOUBLED, MmaTile(32, 32, 2, 2, 4, 4, 16)),
+    "last bf16": (thin_mma.parts("bf16")[1], "bf16", LAST, None),
+    "last tf32": (thin_mma.parts("tf32")[1], "tf32", LAST, None),
+}
 NAMES = ("relu", "elu", "sigmoid", "hard_swish", "clip")
 
 
@@ -51,11 +63,22 @@ def test_an_engine_applies_the_activation_of_the_call(engine, name, device):
     assert gradcheck.parity(row, impl, case, device, tile) <= gradcheck.bound(case, precision)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", OF_DOUBLED)
+def test_an_engine_applies_the_activation_to_a_doubled_images_convolution(engine, name, device):
+    ops, precision, shape, tile = OF_DOUBLED[engine]
+    impl = replace(ops["upconv_relu_fprop"], supports=lambda call, target: None)
+    row = Row("tensorcore" if precision != "fp32" else "im2col", precision, "gpu", "NHWC", ())
+    (case,) = fused.up_activated_cases(shape, (name,))
+    assert gradcheck.parity(row, impl, case, device, tile) <= gradcheck.bound(case, precision)
+
+
 def test_every_row_that_fuses_a_relu_fuses_every_activation():
     for key, row in MODES.items():
         for part, ops in row.fallbacks:
-            if "conv_relu_fprop" in ops:
-                assert {ops[f"conv_{name}_fprop"] for name in ACTIVATIONS} == {ops["conv_relu_fprop"]}, (key, part)
+            for kind in ("conv", "upconv"):
+                if f"{kind}_relu_fprop" in ops:
+                    assert {ops[f"{kind}_{name}_fprop"] for name in ACTIVATIONS} == {ops[f"{kind}_relu_fprop"]}, (key, part)
 
 
 @pytest.mark.parametrize("activation", [nbcnn.ReLU, nbcnn.Sigmoid, nbcnn.Tanh, nbcnn.ELU])
