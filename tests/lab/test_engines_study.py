@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from compiled import full
 
@@ -16,8 +17,9 @@ from nbcnn.lab.studies import engine_nets, engines, tiles
 from nbcnn.modes import MODES, named, only_engine
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
-from nbcnn.nn.losses import SoftmaxCrossEntropy
+from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.run.net import Net
 from nbcnn.run.resolve import resolver
 
 
@@ -115,3 +117,12 @@ def test_a_wrong_result_gets_no_time(one):
     assert replace(task, ways=()).named["op"] == task.step.op
     assert engines.fastest({"ways": [{"why": "wrong"}]}) == {}
     assert engines.regret({"ways": [{"why": "wrong"}, {"us": 1.0}]}) is None
+
+
+def test_operands_are_random_again_where_weights_were_packed():
+    pool = tiles.Pool(Net([Linear(2), MSE()], (3,), mode="cpu").device, "bf16", 4096, 64)
+    before = pool.source.copy()
+    pool.source[:] = 0
+    pool.fill(1024)
+    np.testing.assert_array_equal(pool.source[:1024], before[:1024])
+    assert not pool.source[1024:].any()

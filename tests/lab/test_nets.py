@@ -24,7 +24,7 @@ from nbcnn.modes import MODES
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
-from nbcnn.plan.bounds import parity_bound
+from nbcnn.plan.bounds import EPS, parity_bound
 from nbcnn.run.explain import floor_us
 from nbcnn.run.net import Net
 from nbcnn.run.peaks import Ceilings
@@ -111,7 +111,7 @@ def test_a_network_is_checked_then_timed_beside_its_twin(twin):
 
 
 def test_what_fails_parity_is_not_timed(twin):
-    twin.wrong = 1.001
+    twin.wrong = 1.01
     (row,) = study.measure(TINY, "fp32", mode="cpu", seconds=0.01)
     assert "step_ms" not in row
     assert row["ok"] is False
@@ -133,6 +133,16 @@ def test_ours_may_be_twice_as_far_off_as_its():
     assert study.limits(found, 0.1) == pytest.approx({"a": 2 * 0.3 + 0.3, "b": 2 * 0.06 * 4 + 0.4})
     found["b"] = study.Compared(2, 0.0, 0.0, 0.0)
     assert study.limits(found, 0.1)["b"] == pytest.approx(2 * 0.1 * 3 * 0.5**0.5)
+
+
+def test_values_that_change_sides_at_a_relu_put_a_gradient_off_by_the_root_of_the_rounding():
+    # A gradient is dy where the value is positive; ε is large here, so that enough of a million values change sides.
+    epsilon, rng = 1e-2, np.random.default_rng(5)
+    values, dy = rng.standard_normal((2, 10**6))
+    moved = values + epsilon * rng.choice((-1, 1), values.shape)
+    off = np.linalg.norm(dy * ((moved > 0) != (values > 0))) / np.linalg.norm(dy * (values > 0))
+    assert off == pytest.approx(study.flips([9, 9]) / study.FACTOR * (epsilon / EPS) ** 0.5, rel=0.05)
+    assert study.flips([9] * 32) == pytest.approx(4 * study.flips([9, 9]))
 
 
 def test_what_rounding_adds_grows_with_the_root_of_the_depth_but_in_fp32():

@@ -72,12 +72,12 @@ def test_without_jax_its_rows_say_so(monkeypatch):
 def test_gradients_further_off_than_pytorchs_allow_are_refused():
     wanted = 1.0, {"w": np.ones(4), "b": np.ones(2)}
     its = 1.0, {"w": np.full(4, 1.01), "b": np.full(2, 1.01)}
-    errors = compared((1.0, {"w": np.full(4, 1.015), "b": np.full(2, 1.015)}), its, wanted, 0.0)
+    errors = compared((1.0, {"w": np.full(4, 1.015), "b": np.full(2, 1.015)}), its, wanted, 0.0, 0.0)
     assert errors == {"gradient_error": pytest.approx(0.015), "peer_error": pytest.approx(0.01)}
     with pytest.raises(Apart, match="gradient of b"):
-        compared((1.0, {"w": np.ones(4), "b": np.full(2, 1.1)}), its, wanted, 0.0)
+        compared((1.0, {"w": np.ones(4), "b": np.full(2, 1.1)}), its, wanted, 0.0, 0.0)
     with pytest.raises(Apart, match="loss of the first step"):
-        compared((1.1, wanted[1]), its, wanted, 0.0)
+        compared((1.1, wanted[1]), its, wanted, 0.0, 0.0)
 
 
 @needs_torch

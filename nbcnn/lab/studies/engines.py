@@ -307,6 +307,8 @@ class _Compiled:
 def _timed(pools: Pools, task: Task) -> Iterator[dict[str, Any]]:
     pool, limit = pools.of(task), _limit(task)
     sets = tiles.sets_of(_sizes(task)[0])
+    # Weights that an earlier task packed lie here: read as images or filters they are mostly zeros and numbers too small for float32.
+    pool.fill(_sizes(task)[0])
     wanted: list[np.ndarray] | None = None
     for way in task.ways:
         row = way.named

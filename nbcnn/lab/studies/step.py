@@ -18,7 +18,7 @@ import numpy as np
 from nbcnn.lab.peers import jax_step
 from nbcnn.lab.peers import torch_step as user
 from nbcnn.lab.peers.nets import Problem, gradients
-from nbcnn.lab.studies.nets import Apart, compared, mib, rounding
+from nbcnn.lab.studies.nets import Apart, compared, flips, mib, rounding
 from nbcnn.nn.models import autoencoder
 from nbcnn.run.net import Net
 
@@ -60,12 +60,12 @@ class Check:
     def __init__(self, problem: Problem, precision: str, device: str = "cuda") -> None:
         self.errors: dict[str, float] = {}
         self._wanted, self._plain = gradients(problem, "fp64", device), gradients(problem, precision, device)
-        self._more = rounding(TERMS, precision)
+        self._more = rounding(TERMS, precision), flips(TERMS)
 
     def words(self, loss: float, found: Any) -> str:
         """Why a peer's loss and gradients are refused; "" where they are right."""
         try:
-            self.errors = compared((loss, found), self._plain, self._wanted, self._more)
+            self.errors = compared((loss, found), self._plain, self._wanted, *self._more)
         except Apart as error:
             return f"not timed: {error}"
         return ""

@@ -104,8 +104,12 @@ class Pool:
         self.source, self.target = device.empty(read, "uint8"), device.empty(written, "uint8")
         values = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32)
         self.noise = encode(values, {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}[precision]).view(np.uint8)
+        self.fill(read)
+
+    def fill(self, read: int) -> None:
+        """Random values in the first `read` bytes of what problems read, where packed weights of an earlier problem may lie."""
         for at in range(0, read, self.noise.size):
-            device.upload(self.source[at : min(read, at + self.noise.size)], self.noise[: min(self.noise.size, read - at)])
+            self.device.upload(self.source[at : min(read, at + self.noise.size)], self.noise[: min(self.noise.size, read - at)])
 
     def calls(self, problem: Problem, tile: Any, sets: int) -> list[Call]:
         """The problem with a tile, bound to `sets` sets of operands, which share outputs and scratch."""
