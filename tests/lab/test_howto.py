@@ -86,13 +86,15 @@ def test_every_command_of_a_document_is_parsed(tmp_path, monkeypatch, capsys):
     assert count > 60
 
 
-ELSEWHERE = {*PAGES, "pytorch", "add-op", "add-mode"}
-"""Pages whose Python runs above, in tests/pytorch/test_page.py, or as a whole in tests/check/test_recipes.py."""
-OTHERS = sorted(path.stem for path in (ROOT / "docs" / "howto").glob("*.md") if path.stem not in ELSEWHERE and "```python" in path.read_text("utf-8"))
+ELSEWHERE = {*PAGES, "pytorch", "add-op", "add-mode", "check-kernels"}
+"""Pages whose Python runs above, or in tests/pytorch, tests/check and tests/gpu/lockstep."""
+WITH_PYTHON = sorted(
+    path.stem for path in (ROOT / "docs" / "howto").glob("*.md") if path.stem not in ELSEWHERE and "```python" in path.read_text("utf-8")
+)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", OTHERS)
+@pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_python_of_a_page_runs_in_its_order(page, tmp_path):
     """With a few small images as x, y, xt and yt, in small batches, and with a saved network."""
     script = """
