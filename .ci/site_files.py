@@ -60,7 +60,9 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Add what the pages link to."""
     docs = Path(config.docs_dir).resolve()
-    files.append(File.generated(config, _COLOURS, content=HtmlFormatter(style="friendly").get_style_defs(".highlight")))
+    colours = HtmlFormatter(style="friendly").get_style_defs(".highlight")
+    colours += "\n" + HtmlFormatter(style="github-dark").get_style_defs('[data-bs-theme="dark"] .highlight')
+    files.append(File.generated(config, _COLOURS, content=colours))
     for notebook in sorted(docs.glob("notebooks/*.ipynb")):
         text, more = nbconvert.MarkdownExporter().from_filename(str(notebook))
         for name, content in more["outputs"].items():  # pictures, which every notebook numbers from its first cell

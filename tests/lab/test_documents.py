@@ -72,6 +72,15 @@ def test_the_site_names_every_page():
     assert named == {str(path.relative_to(ROOT / "docs")) for path in pages}
 
 
+def test_the_ten_lines_of_the_front_page_run(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.S)
+    assert len([line for line in code.splitlines() if line and not line.startswith(("import", "from"))]) <= 10
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("epochs=5", "epochs=1"), {})
+    assert "accuracy" in capsys.readouterr().out
+    assert (tmp_path / "digits.safetensors").is_file()
+
+
 def test_the_citation_names_this_version():
     assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)[1] == nbcnn.__version__
 

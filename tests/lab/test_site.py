@@ -75,6 +75,21 @@ def test_a_page_of_the_reference_can_be_read(site, name):
     assert not columns, "a table of arguments that is a paragraph"
 
 
+def test_the_front_page_has_doors_a_picture_and_a_switch_of_colours(site):
+    text, found = (site / "index.html").read_text(encoding="utf-8"), page(site, "index.html")
+    assert [found.text("h3").count(door) for door in ("To learn", "To use", "To write kernels")] == [1, 1, 1]
+    assert 'class="doors"' in text
+    assert '<img alt="training images per second' in text
+    assert (site / "pictures" / "ladder.svg").is_file()
+    assert '<meta name="viewport"' in text
+    assert "data-bs-theme" in text
+    assert 'action="./search.html"' in text or "mkdocs-search" in text
+    assert "tensorcore" in found.text("table")
+    assert "](" not in found.text("body", out=("pre", "code")), "Markdown that was not read"
+    assert not re.findall(r'(?:src|href)="(https?:)?//[^"]*\.(?:js|css|woff2?)"', text), "a script, a style or a font of another site"
+    assert '[data-bs-theme="dark"] .highlight' in (site / "pictures" / "pygments.css").read_text()
+
+
 def test_the_notebooks_show_their_pictures(site):
     for name in ("first-training", "own-images"):
         text = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
