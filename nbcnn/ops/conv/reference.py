@@ -32,7 +32,9 @@ from nbcnn.plan.shapes import ConvShape
 WORKSPACE_BYTES = 16 << 20
 """Columns that exist at a time: few enough to stay in a last-level cache, enough for long matrix products."""
 SMALL = 64
-"""Outputs of at most so many pixels are computed in one product for all images: a product per image would read all filters again for few columns."""
+"""Gradients of outputs of at most so many pixels are one product for all images: a product per image would read all filters again for few columns.
+
+Outputs are a product per image at any size: BLAS rounds differently for another number of columns, and an image has the same output in any batch."""
 
 Pads = tuple[int, int]
 """Zero rows and columns around an image; negative where a convolution read backwards skips the border."""
@@ -45,9 +47,9 @@ def conv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, stride: int, pad
     """
     *bias, y = rest
     if _few_filters(w, stride):
-        _columns_to_windows(x, _flipped(w), y, 1, _flipped_pads(w, pad))
+        _columns_to_windows(x, _flipped(w), y, 1, _flipped_pads(w, pad), joined=False)
     else:
-        _windows_to_columns(x, w, y, stride, (pad, pad))
+        _windows_to_columns(x, w, y, stride, (pad, pad), joined=False)
     for b in bias:
         y += b[:, None, None]
 
@@ -55,9 +57,9 @@ def conv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, stride: int, pad
 def conv_dgrad(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, *, stride: int, pad: int) -> None:
     """dx from dy (N,K,P,Q) and w (K,C,R,S); dx (N,C,H,W) C-contiguous, all of one floating dtype."""
     if _few_filters(w, stride):
-        _windows_to_columns(dy, _flipped(w), dx, 1, _flipped_pads(w, pad))
+        _windows_to_columns(dy, _flipped(w), dx, 1, _flipped_pads(w, pad), joined=True)
     else:
-        _columns_to_windows(dy, w, dx, stride, (pad, pad))
+        _columns_to_windows(dy, w, dx, stride, (pad, pad), joined=True)
 
 
 def conv_wgrad(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, *db: np.ndarray, stride: int, pad: int) -> None:
@@ -89,11 +91,13 @@ def _flipped_pads(w: np.ndarray, pad: int) -> Pads:
     return w.shape[2] - 1 - pad, w.shape[3] - 1 - pad
 
 
-def _windows_to_columns(x: np.ndarray, w: np.ndarray, y: np.ndarray, stride: int, pads: Pads) -> None:
-    """y = conv(x, w) by copying the windows of x: (K, C·R·S) times (C·R·S, P·Q) for each image, or times (C·R·S, n·P·Q) for n small ones."""
+def _windows_to_columns(x: np.ndarray, w: np.ndarray, y: np.ndarray, stride: int, pads: Pads, *, joined: bool) -> None:
+    """y = conv(x, w) by copying the windows of x: (K, C·R·S) times (C·R·S, P·Q) for each image, or times (C·R·S, n·P·Q) for n small ones if
+    `joined`."""
     (K, C, R, S), (P, Q) = w.shape, y.shape[2:]
+    joined = joined and P * Q <= SMALL
     filters = w.reshape(K, C * R * S)
-    if _pointwise((R, S), stride, pads) and P * Q > SMALL:
+    if _pointwise((R, S), stride, pads) and not joined:
         np.matmul(filters, x.reshape(len(x), C, P * Q), out=y.reshape(len(x), K, P * Q))
         return
     chunks = _chunks(len(x), C * R * S * P * Q * x.itemsize)
@@ -101,11 +105,11 @@ def _windows_to_columns(x: np.ndarray, w: np.ndarray, y: np.ndarray, stride: int
     for images in chunks:
         part, result = x[images], y[images]
         n = len(part)
-        if P * Q == 1:
+        if joined and P * Q == 1:
             # A row of windows for each image: the product is y as it stands.
             columns = _windows(space, part, (n, C, R, S, P, Q), (0, 1, 2, 3, 4, 5), stride, pads)
             np.matmul(columns.reshape(n, C * R * S), filters.T, out=result.reshape(n, K))
-        elif P * Q <= SMALL:
+        elif joined:
             columns = _windows(space, part, (C, R, S, n, P, Q), (3, 0, 1, 2, 4, 5), stride, pads)
             result[...] = (filters @ columns.reshape(C * R * S, n * P * Q)).reshape(K, n, P, Q).swapaxes(0, 1)
         else:
@@ -133,13 +137,14 @@ def _pointwise(window: tuple[int, int], stride: int, pads: Pads) -> bool:
     return window == (1, 1) and stride == 1 and pads == (0, 0)
 
 
-def _columns_to_windows(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, stride: int, pads: Pads) -> None:
-    """dx = the transpose of conv(·, w) at dy: (C·R·S, K) times (K, P·Q) for each image, or times (K, n·P·Q) for n small ones, added into windows
-    of dx."""
+def _columns_to_windows(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, stride: int, pads: Pads, *, joined: bool) -> None:
+    """dx = the transpose of conv(·, w) at dy: (C·R·S, K) times (K, P·Q) for each image, or times (K, n·P·Q) for n small ones if
+    `joined`, added into windows of dx."""
     (K, C, R, S), (P, Q) = w.shape, dy.shape[2:]
+    joined = joined and P * Q <= SMALL
     filters = w.reshape(K, C * R * S)
     pointwise = _pointwise((R, S), stride, pads)
-    if pointwise and P * Q > SMALL:
+    if pointwise and not joined:
         np.matmul(filters.T, dy.reshape(len(dy), K, P * Q), out=dx.reshape(len(dy), C, P * Q))
         return
     chunks = _chunks(len(dy), C * R * S * P * Q * dy.itemsize)
@@ -148,9 +153,9 @@ def _columns_to_windows(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, stride: i
         part, result = dy[images], dx[images]
         n = len(part)
         columns = space[: n * C * R * S * P * Q]
-        if P * Q == 1:
+        if joined and P * Q == 1:
             columns = np.matmul(part.reshape(n, K), filters, out=columns.reshape(n, C * R * S)).reshape(n, C, R, S, P, Q)
-        elif P * Q <= SMALL:
+        elif joined:
             gradient = part.swapaxes(0, 1).reshape(K, n * P * Q)
             columns = np.matmul(filters.T, gradient, out=columns.reshape(C * R * S, n * P * Q)).reshape(C, R, S, n, P, Q).transpose(3, 0, 1, 2, 4, 5)
         else:

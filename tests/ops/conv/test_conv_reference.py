@@ -118,6 +118,19 @@ def test_memory_does_not_grow_with_the_batch(C, K, monkeypatch, rng):
     assert peak <= 2 * reference.WORKSPACE_BYTES
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 8])
+@pytest.mark.parametrize(("R", "C", "K"), [(1, 64, 10), (1, 10, 64), (3, 8, 33), (3, 33, 8)])
+def test_an_image_has_the_same_output_in_any_batch(size, R, C, K, rng):
+    shape = ConvShape(N=40, C=C, H=size, W=size, K=K, R=R, S=R, pad=R // 2)
+    x, w, b, dy, attrs = operands(shape, rng)
+    x, w, b, y = (each.astype(np.float32) for each in (x, w, b, dy))
+    conv_fprop(x, w, b, y, **attrs)
+    for first, count in ((0, 1), (1, 2), (3, 5), (7, 33)):
+        part = np.empty_like(y[:count])
+        conv_fprop(x[first : first + count], w, b, part, **attrs)
+        np.testing.assert_array_equal(part, y[first : first + count])
+
+
 def test_host_row_runs_on_flat_arrays(rng):
     shape = ConvShape(N=2, C=3, H=5, W=4, K=2, R=3, S=3, pad=1)
     x, w, b, dy, attrs = operands(shape, rng)
@@ -135,7 +148,7 @@ def test_host_row_runs_on_flat_arrays(rng):
 @pytest.mark.parametrize(("R", "C", "K"), [(1, 4, 6), (1, 6, 4), (3, 4, 6), (3, 6, 4)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_small_outputs_in_chunks_that_do_not_divide_the_batch(size, R, C, K, stride, monkeypatch, rng):
-    """Small outputs are one product per chunk, single pixels a product of rows; the last chunk of five images is shorter."""
+    """Gradients of small outputs are one product per chunk, of single pixels a product of rows; the last chunk of five images is shorter."""
     shape = ConvShape(N=5, C=C, H=size * stride, W=size * stride, K=K, R=R, S=R, stride=stride, pad=R // 2)
     monkeypatch.setattr(reference, "WORKSPACE_BYTES", 2 * 8 * max(C, K) * R * R * size * size)
     x, w, b, dy, attrs = operands(shape, rng)
