@@ -13,6 +13,7 @@ import numpy as np
 
 from nbcnn.onnx.errors import OnnxError, Unsupported, onnx_package
 from nbcnn.onnx.files import array
+from nbcnn.onnx.node import BATCH
 
 LARGEST = 2**26
 """Elements of a computed constant at most."""
@@ -22,6 +23,8 @@ Attributes = dict[str, Any]
 
 def _small(shape: Sequence[int]) -> tuple[int, ...]:
     made = tuple(int(size) for size in shape)
+    if any(size >= BATCH for size in made):
+        raise Unsupported("a constant that is repeated for every example")
     if any(size < 0 for size in made) or math.prod(made) > LARGEST:
         raise Unsupported(f"a computed constant of {made} elements; {LARGEST:,} are taken")
     return made

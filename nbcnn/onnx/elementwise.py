@@ -251,6 +251,14 @@ def reciprocal(node: Node) -> Val:
     return node.sheet.power(node.value(), -1)
 
 
+@op("Exp", "Scale, Sigmoid, Power, Mul")
+def exponential(node: Node) -> Val:
+    # With h = x/2, exp(h) is sigmoid(h)/sigmoid(−h), and exp(x) its square. Halves keep each factor a normal float32 as far as exp(x) is one.
+    half, sheet = node.sheet.scaled(node.value(), 0.5), node.sheet
+    below = sheet.alike(Sigmoid(), sheet.scaled(half, -1))
+    return sheet.power(sheet.product(sheet.alike(Sigmoid(), half), sheet.power(below, -1)), 2)
+
+
 @op("Pow", "Power", "one constant exponent")
 def power(node: Node) -> Val:
     return node.sheet.power(node.value(), float(node.number(1)))

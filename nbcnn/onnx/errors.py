@@ -32,6 +32,13 @@ class Unsupported(Exception):
     """One node cannot be taken; the reason in words. The importer collects them."""
 
 
+class BothComputed(Unsupported):
+    """A product of two computed values, as in attention: no layer is one, whatever their shapes."""
+
+    def __init__(self) -> None:
+        super().__init__("both operands are computed, and one must be a constant")
+
+
 NAMED = 4
 """Places of one problem that a message names; the others are counted."""
 

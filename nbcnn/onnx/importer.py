@@ -23,13 +23,14 @@ from nbcnn.nn import description
 from nbcnn.nn.activations import LogSoftmax, Scale, Softmax
 from nbcnn.nn.graphs import Graph, Input, Value
 from nbcnn.nn.losses import SoftmaxCrossEntropy
-from nbcnn.onnx import elementwise, norms, products, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
+from nbcnn.onnx import elementwise, norms, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
 from nbcnn.onnx.constants import FOLDED, folded
 from nbcnn.onnx.erf import ERF, Erf, erf_of
 from nbcnn.onnx.errors import NAMED, OnnxError, Unsupported, UnsupportedNodes, onnx_package
 from nbcnn.onnx.exporter import noted
 from nbcnn.onnx.files import File, initialisers, label, read
 from nbcnn.onnx.node import BATCH, OPS, Node
+from nbcnn.onnx.products import PRODUCTS, one_constant
 from nbcnn.onnx.restored import restored, shapes_of, trained
 from nbcnn.onnx.shapes import entered, shape_of
 from nbcnn.onnx.values import Dims, Sheet, Val, apart, limited
@@ -53,10 +54,15 @@ class Imported:
 
 
 class _Left:
-    """The place of a value that a node which cannot be taken would have written."""
+    """The place of a constant that a node which cannot be taken would have written."""
 
 
-_LEFT = _Left()
+class _LeftValue(_Left):
+    """The place of a value computed of examples that such a node would have written."""
+
+
+_COMPUTED = (Val, Erf, _LeftValue)
+"""What stands for a value that is computed of examples."""
 
 
 class _Labels:
@@ -235,19 +241,22 @@ class _Walk:
     def _node(self, node: Any, called: str) -> None:
         """Compute a node's outputs, or say why not."""
         operands = [self._values[name] if name else None for name in node.input]
+        left = _LeftValue() if any(isinstance(each, _COMPUTED) for each in operands) else _Left()
         try:
             if node.domain not in ("", "ai.onnx") or node.op_type not in _KNOWN:
                 raise Unsupported(f"there is nothing for the op {quoted(f'{node.domain}.{node.op_type}'.lstrip('.'))}")
-            if any(each is _LEFT for each in operands):
-                made: Sequence[Any] = [_LEFT] * len(node.output)
+            if any(isinstance(each, _Left) for each in operands):
+                if node.op_type in PRODUCTS:
+                    one_constant(operands, _COMPUTED)
+                made: Sequence[Any] = [left] * len(node.output)
             else:
                 made = self._made(node, operands)
         except (Unsupported, OnnxError, UsageError, ShapeError) as error:
             self._reasons.append((called, word(node.op_type), str(error)))
-            made = [_LEFT] * len(node.output)
+            made = [left] * len(node.output)
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # operands of sizes that the op's own arithmetic does not take
             self._reasons.append((called, word(node.op_type), f"its operands and attributes do not go together ({brief(error)})"))
-            made = [_LEFT] * len(node.output)
+            made = [left] * len(node.output)
         self._values.update({name: each for name, each in zip(node.output, made, strict=False) if name})
 
     def _made(self, node: Any, operands: list[Any]) -> Sequence[Any]:
@@ -335,7 +344,7 @@ class _Walk:
                 made[each.name] = value
             elif isinstance(value, Erf):
                 self._reasons.append((f"output {quoted(each.name)}", "", "it is Erf, which is taken as a part of a GELU alone"))
-            elif value is not _LEFT:
+            elif not isinstance(value, _Left):
                 self._reasons.append((f"output {quoted(each.name)}", "", "it is a constant, which no example changes"))
         return made if self.loss is None or self._all else {name: each for name, each in made.items() if self._is_scores(each)}
 

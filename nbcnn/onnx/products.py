@@ -6,19 +6,29 @@ A product of one row is a Linear; of several rows it is a convolution of 1×1, a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nbcnn.nn.layers import Conv2d, Linear
-from nbcnn.onnx.errors import Unsupported
+from nbcnn.onnx.errors import BothComputed, Unsupported
 from nbcnn.onnx.node import MIXES, Node, op
 from nbcnn.onnx.values import Val, limited
 from nbcnn.plan.shapes import numel
 
+PRODUCTS = ("Gemm", "MatMul")
+
+
+def one_constant(operands: Sequence[Any], computed: type | tuple[type, ...] = Val) -> None:
+    """Raises BothComputed for a product of two operands of the type `computed`."""
+    if all(isinstance(each, computed) for each in operands[:2]):
+        raise BothComputed
+
 
 @op("Gemm", "Linear, or Permute and a Conv2d of 1×1", "a second operand that is computed")
 def gemm(node: Node) -> Val:
+    one_constant(node.operands)
     x, b, c = node.value(), node.floats(1), node.floats(2)
     if b.ndim != 2 or node.rank(x) != 2:
         raise Unsupported(f"matrices of {node.rank(x)} and {b.ndim} axes")
@@ -59,6 +69,7 @@ def _columns(node: Node, x: Val) -> Any:
 
 @op("MatMul", "Linear, or Permute and a Conv2d of 1×1, in groups for several matrices", "two operands that are computed")
 def matmul(node: Node) -> Val:
+    one_constant(node.operands)
     left = isinstance(node.operands[0], Val)
     x, other = node.value(0 if left else 1), node.floats(1 if left else 0)
     gone = list[int]()

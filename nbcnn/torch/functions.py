@@ -765,6 +765,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "absolute": _op("Abs"),
     "pow": power,
     "square": _to_power(2.0),
+    "exp": _op("Exp"),
     "sqrt": _to_power(0.5),
     "rsqrt": _to_power(-0.5),
     "reciprocal": _to_power(-1.0),

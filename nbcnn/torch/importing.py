@@ -23,7 +23,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.model.network import Model
 from nbcnn.nn.graphs import Graph, Input, Value
 from nbcnn.nn.joins import Detach
-from nbcnn.onnx.errors import grouped
+from nbcnn.onnx.errors import BothComputed, grouped
 from nbcnn.onnx.values import Sheet, Val, apart, natural
 from nbcnn.torch import Unsupported
 from nbcnn.torch.calls import Call, Held, Refused, key_of
@@ -337,8 +337,8 @@ class _Reading:
                     raise Refused(f"it makes {each.dtype}")
             made = self._made(node, module, handler, shape, args, kwargs)
         except (Refused, UsageError, ValueError, TypeError) as error:
-            # What is made of something that is missing already is named only if it is missing itself.
-            if isinstance(error, _Unknown) or not self._left.intersection(node.all_input_nodes):
+            # What is made of something that is missing already is named only if it is missing itself, whatever the shapes.
+            if isinstance(error, _Unknown | BothComputed) or not self._left.intersection(node.all_input_nodes):
                 self._problems.append((place, what, "" if isinstance(error, _Unknown) else str(error)))
             self._left.add(node)
             return _stand_in(shape)

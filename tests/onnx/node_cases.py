@@ -16,7 +16,7 @@ OPS = (
     *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "LRN"),
     *("MeanVarianceNormalization", "LpNormalization", "RMSNormalization"),
     *("Relu", "LeakyRelu", "PRelu", "Elu", "Celu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Mish", "Softplus", "Softsign"),
-    *("Gelu", "Tanh", "ThresholdedRelu", "Clip", "Softmax", "LogSoftmax", "Abs", "Neg", "Sqrt", "Reciprocal"),
+    *("Gelu", "Tanh", "ThresholdedRelu", "Clip", "Softmax", "LogSoftmax", "Abs", "Neg", "Exp", "Sqrt", "Reciprocal"),
     *("Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Pow", "Sum", "Mean", "Max", "Min", "ReduceMean"),
     *("Concat", "Split", "Slice", "Pad", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Identity", "Dropout"),
     *("Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "Tile", "ReduceMax", "ReduceMin", "Where"),

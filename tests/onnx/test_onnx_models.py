@@ -398,6 +398,28 @@ def test_reasons_are_grouped_and_name_the_number_of_examples():
     ]
 
 
+def test_the_products_of_attention_are_named_at_once_and_behind_what_is_refused():
+    """A class token that is repeated for every example is refused, and so is each product of two computed values behind it."""
+    nodes = [node("Shape", "x", "s"), node("Gather", "s zero", "n"), node("Concat", "n one four", "t", axis=0), node("Expand", "token t", "many")]
+    nodes += [node("Reshape", "x rows", "r"), node("Concat", "many r", "k0", axis=1), node("MatMul", "r w", "same")]
+    nodes += [node("MatMul", f"k{at} k{at}", f"k{at + 1}", name=f"attention{at}") for at in range(5)] + [node("MatMul", "k5 w", "y")]
+    tensors = {"zero": np.int64([0]), "one": np.int64([1]), "four": np.int64([4]), "rows": np.int64([0, 48, 4])}
+    tensors |= {"token": np.ones((1, 1, 4), np.float32), "w": np.ones((4, 4), np.float32)}
+    with pytest.raises(UnsupportedNodes) as caught:
+        from_onnx(file(nodes, tensors), mode="cpu")
+    assert caught.value.reasons == [
+        "Expand (node 4): a constant that is repeated for every example",
+        "MatMul, 5×: both operands are computed, and one must be a constant: 'attention0', 'attention1', 'attention2', 'attention3' and 1 more",
+    ]
+
+
+def test_exp_is_right_as_far_as_float32_goes():
+    x = np.linspace(-85, 88.5, 1001, dtype=np.float32)[:, None]
+    model = from_onnx(file([node("Exp", "x", "y")], {}, (("x", 1),)), mode="cpu")
+    # Two sigmoids, a reciprocal and a product, each right to 2⁻²³, and all of it doubled by the square.
+    np.testing.assert_allclose(model.predict(x), np.exp(x.astype(np.float64)), rtol=16 * 2**-23)
+
+
 def test_upsampling_with_sizes_and_a_skip_connection():
     nodes = [
         node("MaxPool", "x", "a", kernel_shape=[2, 2], strides=[2, 2], pads=[1, 1, 0, 0]),

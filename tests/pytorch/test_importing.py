@@ -12,7 +12,7 @@ pytestmark = pytest.mark.full
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from doors import trained  # noqa: E402
+from doors import assert_same_gradients, trained  # noqa: E402
 from networks import ResNet18, assert_as_exact, settled  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -315,3 +315,38 @@ def test_what_is_given_wrong_is_said():
     net.train()
     nbcnn.torch.from_module(net, sample(1, 3, 8, 8), mode="cpu")
     assert net.training, "the module is left as it was"
+
+
+def test_products_of_attention_are_named_behind_a_part_that_is_missing():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.qkv = nn.Parameter(torch.ones(1, 1, 4)), nn.Linear(4, 12)
+
+        def forward(self, x):
+            rows = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+            q, k, v = self.qkv(rows).chunk(3, -1)
+            return ((q @ k.transpose(1, 2)).softmax(-1) @ v).mean(1)
+
+    with pytest.raises(Unsupported) as raised:
+        nbcnn.torch.from_module(Attention(), sample(3, 5, 4), mode="cpu")
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "nbcnn has no counterpart of 3 parts of Attention:"
+    assert [line.strip() for line in lines[1:]] == [
+        "expand: expand (an operand is a tensor of the module, and layers are called on values)",
+        "matmul (both operands are computed, and one must be a constant), 2×: matmul, matmul_1",
+    ]
+
+
+def test_exp_and_its_gradient():
+    class Bump(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(10, 4)
+
+        def forward(self, x):
+            return torch.exp(-self.linear(x).square())
+
+    x = sample(*VECTOR)
+    module = Bump()
+    assert_same_gradients(taken(module, x), module, x)
