@@ -13,6 +13,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "files",
     "kills",
     "mutants",
+    "overwrites",
     "signals",
     "store",
     "strangers",

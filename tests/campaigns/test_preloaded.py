@@ -148,7 +148,7 @@ def test_a_training_whose_files_cannot_be_saved_is_continued(failing, tmp_path, 
     assert not list(run.glob(".*"))
 
 
-@pytest.mark.parametrize("failure", FAILURES[::3], ids=NAMES[::3])
+@pytest.mark.parametrize("failure", FAILURES, ids=NAMES)
 def test_a_pipeline_whose_files_cannot_be_saved_is_continued(failing, tmp_path, failure):
     out = tmp_path / "out"
     name, error, first, count = failure

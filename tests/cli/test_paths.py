@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
 from pathlib import Path
 
 import pytest
+from command_lines import ALL, outputs, parser_of, spelt, words
 from scripts import exits, message, train
 
-from nbcnn.__main__ import COMMANDS
 from nbcnn.classify import processing
-from nbcnn.cli import export, flags, paths, predict, report, study
+from nbcnn.cli import export, paths, predict, report
 from nbcnn.cli.extract import main as extract
 from nbcnn.cli.paths import CALLED, CLASSIFIER, FEATURES, IMAGES, KEPT, PIPELINE, RUN, PathArgument
 from nbcnn.datasets import augment, image_files, own
@@ -26,30 +25,6 @@ from nbcnn.nn import optim
 
 NO_PATHS = {"address", "at", "command", "device", "freeze", "labels", "models", "networks", "only", "op", "parts", "rest", "shape", "a", "b", "what"}
 """Arguments of free text that are no paths."""
-FIRST = {"cache": ["list"], "bench": ["ops"], "study": ["gemm"], "compare": ["naive", "tiled"], "simulate": ["relu"]}
-"""Words that a command needs before its flags, and that are no paths."""
-
-
-class Found(Exception):
-    """Carries a parser out of its command."""
-
-
-def parser_of(command):
-    """The parser of "train", "study gemm", …, which has not parsed anything."""
-
-    def found(self, *_, **__):
-        raise Found(self)
-
-    name, *rest = command.split()
-    with pytest.MonkeyPatch.context() as patch:
-        for method in ("parse_args", "parse_known_args"):
-            patch.setattr(flags.Parser, method, found)
-        with pytest.raises(Found) as raised:
-            importlib.import_module(f"nbcnn.cli.{name}").main([*rest, "--json"])
-    return raised.value.args[0]
-
-
-ALL = [*COMMANDS, *(f"study {name}" for name in study.STUDIES)]
 
 
 @pytest.mark.parametrize("command", ALL)
@@ -61,42 +36,13 @@ def test_every_argument_that_may_be_a_path_says_what_it_is_for(command):
             )
 
 
-OUTPUTS = [
-    (command, name, argument)
-    for command in ALL
-    for name, argument in paths.declared(parser_of(command)).items()
-    if isinstance(argument, PathArgument) and argument.use in ("file", "folder")
-]
-
-
-def test_every_flag_that_takes_a_users_file_reads_it():
-    found = paths.declared(parser_of("train"))
-    for name in ("--dataset", "--model", "--optimizer", "--augment", "--callback"):
-        assert [*found[name].paths("own.py:made")] == [Path("own.py")], name
-        with pytest.raises(argparse.ArgumentTypeError, match="no UTF-8"):
-            found[name]("\udcff.py:made")
+OUTPUTS = outputs()
 
 
 def test_there_are_outputs_of_many_commands():
     found = {f"{command} {name}" for command, name, _ in OUTPUTS}
     assert {"train --out", "predict --csv", "predict --masks", "export FILE.onnx", "report --out", "classify --out", "study gemm --out"} <= found
     assert len(OUTPUTS) >= 20
-
-
-def words(command, given):
-    """A command line with the paths `given` by argument; every other path that the command cannot do without is a file of its own."""
-    made = parser_of(command)
-    line = list(FIRST.get(command.split()[0], [])) if " " not in command else []
-    for action in made._actions:
-        argument = getattr(action.type, "path", action.type)
-        name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
-        if not isinstance(argument, PathArgument):
-            continue
-        if action.option_strings:
-            line += [name, given[name]] if name in given else []
-        else:
-            line.append(given.get(name, spelt(argument, Path(f"nowhere/{action.dest}"))))
-    return made, line
 
 
 def refused(command, given, capsys):
@@ -107,12 +53,6 @@ def refused(command, given, capsys):
     text = capsys.readouterr().err
     assert left.value.code == 2
     return text
-
-
-def spelt(argument, path):
-    """`path` as the argument takes it; empty if it takes no such path."""
-    texts = (f"folder:{path}", f"{path}:network", str(path))
-    return next((text for text in texts if path in map(Path, argument.parts(text))), "")
 
 
 @pytest.mark.parametrize(("command", "name", "argument"), OUTPUTS, ids=lambda value: value if isinstance(value, str) else value.use)
