@@ -37,6 +37,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     suite.count(config)
+    watch_launches()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,7 +83,6 @@ def pytest_collection_modifyitems(config, items):
     every time, and .ci/full takes all: together they need half an hour of two cores.
     """
     config.stash[NO_GPU] = gpu_device.gpu_missing()  # tests play other drivers
-    watch_launches()
     for item in items:
         if not {"device", "gpu"}.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.gpu)

@@ -2,8 +2,9 @@
 
     python -m tests.campaigns.broken_kernels --count 60
 
-A seed makes one mutant of a kernel that the simulator runs. First its ops are checked as gradcheck does, with races looked for; what survives that
-is run by all parts of test_simulator.py, as pytest does. The survivors that change nothing stand in SURVIVORS, with the reason.
+A seed makes one mutant of a kernel that the simulator runs. Its ops are checked as gradcheck does, with races looked for; what survives that is run
+by the tests that launch the kernel: those that pytest alone runs in the simulator, then those that .ci/full adds. The survivors that change nothing
+stand in SURVIVORS, with the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import dataclasses
 import json
 import os
 import random
@@ -20,13 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 300
+SECONDS = 120
 """A check that takes longer does not end any more: noticed."""
 SURVIVORS: dict[str, str] = json.loads(Path(__file__).with_name("broken_kernels.json").read_text())
 """Mutants, as `str` writes them, that need not be noticed, and why."""
@@ -47,15 +50,19 @@ class Mutant:
     before: str
     after: str
     span: tuple[int, int]
+    number: int = 1
+    """Which of the same changes of the same kernel, in the order of the source."""
 
     def __str__(self) -> str:
-        return f"{self.file} {self.kernel}: {self.kind}, {self.before} -> {self.after}"
+        which = f", number {self.number}" if self.number > 1 else ""
+        return f"{self.file} {self.kernel}: {self.kind}, {self.before} -> {self.after}{which}"
 
 
 @cache
 def kernels() -> dict[tuple[str, str], tuple[str, ...]]:
     """{(file, name): ops} of the kernels that the simulator launches."""
     parts = json.loads((ROOT / "tests" / "gpu" / "launched.json").read_text())
+    parts.pop("never")
     launched = {(f"{module.replace('.', '/')}.py", name.rpartition(".")[2]) for part in parts.values() for module, name in map(str.split, part)}
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| ([^|]*) \|", (ROOT / "docs" / "kernels.md").read_text(), re.M)
     return {(file, name): tuple(ops.split(", ")) for name, file, ops in rows if (file, name) in launched}
@@ -92,7 +99,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 @cache
 def mutants() -> tuple[Mutant, ...]:
     """Every mutant, in the order of the files."""
-    found = []
+    found, met = [], Counter[str]()
     for file, name in sorted(kernels()):
         source = (ROOT / file).read_text()
         starts = [0]
@@ -106,7 +113,9 @@ def mutants() -> tuple[Mutant, ...]:
                     span = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
                     after = ast.unparse(changed)
                     after = f"({after})" if isinstance(changed, ast.expr) else after
-                    found.append(Mutant(file, name, node.lineno, kind, source.encode()[span[0] : span[1]].decode(), after, span))
+                    mutant = Mutant(file, name, node.lineno, kind, source.encode()[span[0] : span[1]].decode(), after, span)
+                    met[str(mutant)] += 1
+                    found.append(dataclasses.replace(mutant, number=met[str(mutant)]))
     return tuple(found)
 
 
@@ -132,42 +141,56 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def noticed(mutant: Mutant, folder: Path, whole: bool = True) -> str:
-    """What notices a mutant, in a word; empty if nothing does. `folder`: of `copied`."""
+MARKS = {"pytest": "not full", ".ci/full": "gpu and full"}
+"""Who runs tests in the simulator, and the marks of what it runs there; .ci/full beside what pytest runs."""
+Tests = dict[str, list[str]]
+"""{"file kernel": the tests that launch it}."""
+
+
+def launching(who: str, folder: Path) -> Tests:
+    """What launches each kernel, of the tests that pytest or .ci/full runs in the simulator: they are run once, in a copy that is right."""
+    sys.path.insert(0, str(ROOT / "tests"))  # what the tests share, as pytest has it
+    from gpu.test_simulator import CONVOLUTIONS, ELSEWHERE, FURTHER, PARTS
+    from launches import read
+
+    runs = PARTS.values() if who == "pytest" else [(file,) for file in sorted({file for part in (*PARTS.values(), FURTHER) for file in part})]
+    found: Tests = {}
+    for part in runs:
+        marks = "gpu and not full" if part in (CONVOLUTIONS, ELSEWHERE) else MARKS[who]
+        noted = folder / "launched"
+        noted.write_text("{}")
+        if not _passes(folder, _pytest(marks, [str(next((folder / "tests").rglob(file)).relative_to(folder)) for file in part]), noted, 3600):
+            raise RuntimeError(f"{part}: tests of kernels that are right fail")
+        for name, about in read(noted).items():
+            module, kernel = name.split()
+            found.setdefault(f"{module.replace('.', '/')}.py {kernel.rpartition('.')[2]}", []).extend(about["tests"])
+    return found
+
+
+def noticed(mutant: Mutant, folder: Path, tests: list[str], marks: str = MARKS["pytest"]) -> str:
+    """What notices a mutant: gradcheck or a test; empty if nothing does. `folder`: of `copied`."""
     place = folder / mutant.file
     right = place.read_bytes()
     place.write_bytes(right[: mutant.span[0]] + mutant.after.encode() + right[mutant.span[1] :])
     ops = kernels()[mutant.file, mutant.kernel]
     try:
-        if not _passes(folder, [sys.executable, "-W", "ignore", __file__, "--ops", ",".join(ops)]):
+        if marks == MARKS["pytest"] and not _passes(folder, [sys.executable, "-W", "ignore", __file__, "--ops", ",".join(ops)]):
             return "gradcheck"
-        for name, files, marks in covering(mutant) if whole else ():
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", marks, *files]
-            if not _passes(folder, command):
-                return name
-        return ""
+        return "tests" if tests and not _passes(folder, _pytest(marks, tests)) else ""
     finally:
         place.write_bytes(right)
 
 
-def covering(mutant: Mutant) -> Iterator[tuple[str, list[str], str]]:
-    """(name, files, marks) of what pytest runs in the simulator: the files that name the kernel's module, then each part that launches kernels."""
-    from gpu.test_simulator import CONVOLUTIONS, ELSEWHERE, PARTS
-
-    places = {file: next((ROOT / "tests").rglob(file)) for part in PARTS.values() for file in part}
-    word = re.compile(rf"\b{Path(mutant.file).stem}\b|\b{Path(mutant.file).parent.name}\b")
-    near = [str(place.relative_to(ROOT)) for place in places.values() if word.search(place.read_text())]
-    if near:
-        yield "its own tests", near, "gpu and not full"
-    for name, part in PARTS.items():
-        yield name, [str(places[file].relative_to(ROOT)) for file in part], "gpu and not full" if part in (CONVOLUTIONS, ELSEWHERE) else "not full"
+def _pytest(marks: str, tests: list[str]) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", marks, *tests]
 
 
-def _passes(folder: Path, command: list[str]) -> bool:
+def _passes(folder: Path, command: list[str], launched: Path | str = os.devnull, limit: float = SECONDS) -> bool:
+    """True if a command ends well in the simulator within `limit` seconds; no tests (5) are no failure."""
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"NBCNN_SIMULATOR": "1", "NBCNN_TEST_LAUNCHES": os.devnull}
+    environment |= {"NBCNN_SIMULATOR": "1", "NBCNN_TEST_LAUNCHES": str(launched)}
     try:
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=SECONDS).returncode == 0
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=limit).returncode in (0, 5)
     except subprocess.TimeoutExpired:
         return False
 
@@ -194,20 +217,46 @@ def main() -> int:
     if given.ops is not None:
         return check(given.ops)
     sys.path.insert(0, str(ROOT / "tests"))  # what the tests share, as pytest has it
-    survived, justified = 0, 0
+    result = campaign(given.count, given.seed, given.seconds)
+    print(f"{result.tried} mutants: {result.by['pytest']} noticed by pytest, {result.by['.ci/full']} more by .ci/full, ", end="")
+    print(f"{result.justified} survive and are justified, {len(result.survivors)} survive")
+    return int(bool(result.survivors))
+
+
+@dataclass
+class Result:
+    """What came of a campaign."""
+
+    tried: int
+    by: Counter[str]
+    """Who noticed how many."""
+    justified: int
+    survivors: list[Mutant]
+
+
+def campaign(count: int, seed: int = 0, seconds: float = float("inf")) -> Result:
+    """Try a sample of mutants by what pytest runs, then those that survive by what .ci/full runs; a line each. Begins none after `seconds`."""
+    result = Result(0, Counter(), 0, [])
     with tempfile.TemporaryDirectory() as made:
-        folder = copied(Path(made))
-        started = time.perf_counter()
-        for number, mutant in enumerate(sample(given.count, given.seed)):
-            if (begun := time.perf_counter()) - started > given.seconds:
-                print(f"{number} of {given.count} mutants were tried")
-                break
-            by = noticed(mutant, folder)
-            justified += not by and str(mutant) in SURVIVORS
-            survived += not by and str(mutant) not in SURVIVORS
-            print(f"{time.perf_counter() - begun:5.0f} s  {by or 'SURVIVED':12} line {mutant.line} of {mutant}", flush=True)
-    print(f"{given.count} mutants, {survived} survived, {justified} more survive and are justified")
-    return int(survived > 0)
+        folder, started = copied(Path(made)), time.perf_counter()
+        left = sample(count, seed)
+        for who in MARKS:
+            tests = launching(who, folder) if left else {}
+            trying, left = left, []
+            for mutant in trying:
+                if (begun := time.perf_counter()) - started > seconds:
+                    break
+                by = noticed(mutant, folder, sorted(set(tests.get(f"{mutant.file} {mutant.kernel}", []))), MARKS[who])
+                result.tried += who == "pytest"
+                result.by[who] += bool(by)
+                known = not by and str(mutant) in SURVIVORS
+                result.justified += known
+                left += [mutant] if not by and not known else []
+                print(
+                    f"{time.perf_counter() - begun:5.0f} s  {by or ('justified' if known else 'SURVIVED'):9} {who}, line {mutant.line} of {mutant}",
+                    flush=True,
+                )
+    return dataclasses.replace(result, survivors=left)
 
 
 if __name__ == "__main__":

@@ -63,8 +63,11 @@ def test_mutants_of_kernels_are_of_all_kinds_and_those_that_may_survive_exist():
     assert set(broken_kernels.SURVIVORS) <= set(map(str, every))
 
 
-BARRIER = "cuda.syncthreads()"
+BARRIER, WAIT = "cuda.syncthreads()", "cp_async_wait(STAGES - 2)"
 TILED, SCATTER, FEW = "nbcnn/ops/conv/tiled.py", "nbcnn/ops/conv/thin/scatter.py", "nbcnn/ops/conv/simt/few_rows.py"
+LAST = "nbcnn/ops/conv/thin_mma/last_dgrad.py"
+TESTS = {TILED: "test_conv_naive_tiled.py", SCATTER: "test_conv_thin.py", FEW: "test_few_rows.py", LAST: "test_conv_thin_mma_last.py"}
+"""By file a test file of its kernels."""
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,8 @@ TILED, SCATTER, FEW = "nbcnn/ops/conv/tiled.py", "nbcnn/ops/conv/thin/scatter.py
     [
         # Images beyond those of a thread's first trip.
         (TILED, "conv_wgrad_tiled_kernel", "range(first_image, N, teams)", 0, "range(first_image, min(N, teams), teams)"),
+        # One group of copies too few.
+        (LAST, "last_dgrad_kernel", WAIT, 0, "cp_async_wait(STAGES - 1)"),
         *full((TILED, "conv_image_tiled_kernel", BARRIER, 1, "pass"), (FEW, "few_rows_kernel", BARRIER, 0, "pass")),
         *full((SCATTER, "thin_parts_kernel", BARRIER, 0, "pass"), (SCATTER, "thin_parts_kernel", BARRIER, 1, "pass")),
     ],
@@ -80,4 +85,12 @@ def test_mutants_that_nothing_noticed_once_are_noticed(file, kernel, before, num
     source = (broken_kernels.ROOT / file).read_bytes()
     start = [found.start() for found in re.finditer(re.escape(before.encode()), source)][number]
     mutant = broken_kernels.Mutant(file, kernel, 0, "by hand", before, after, (start, start + len(before)))
-    assert broken_kernels.noticed(mutant, broken_kernels.copied(tmp_path))
+    tests = next((broken_kernels.ROOT / "tests").rglob(TESTS[file])).relative_to(broken_kernels.ROOT)
+    assert broken_kernels.noticed(mutant, broken_kernels.copied(tmp_path), [str(tests)])
+
+
+@pytest.mark.full
+def test_a_sample_of_mutants_is_noticed_or_justified():
+    """Five minutes on an idle core; `python -m tests.campaigns.broken_kernels --count 60 --seed 7` is a larger one."""
+    result = broken_kernels.campaign(18, seed=1)
+    assert (result.tried, list(map(str, result.survivors))) == (18, [])

@@ -46,7 +46,10 @@ CONVOLUTIONS = (
     "test_conv_naive_tiled.py",
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
+    "test_conv_thin_mma.py",
     "test_conv_thin_mma_first.py",
+    "test_conv_thin_mma_last.py",
+    "test_conv_thin_mma_last_fprop.py",
     "test_conv_wgmma.py",
     "test_conv_winograd.py",
     "test_depthwise.py",
@@ -104,8 +107,9 @@ WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", 
 
 PARTS = {"basic": BASIC, "parity": ("test_parity.py",), "convolutions": CONVOLUTIONS, "others": ELSEWHERE}
 """What pytest runs in our simulator, a process each."""
-LAUNCHED = json.loads(Path(__file__).with_name("launched.json").read_text())
-"""By part: the kernels that it launches and no part before it, as "module name"."""
+JSON = Path(__file__).with_name("launched.json")
+LAUNCHED = json.loads(JSON.read_text())
+"""By part: its kernels, as "module name", and of each the loops and tests that it reaches and no part before it; "never" has what none reaches."""
 BEYOND = {
     **dict.fromkeys(("correlate_kernel", "correlate_patches_kernel", "square_product_kernel"), "wgmma and TMA: its protocol is played"),
     "nbcnn.ops.conv.wgmma.wgrad_kernel pixel_product_kernel": "wgmma and TMA: its protocol is played",
@@ -119,27 +123,45 @@ BEYOND = {
 """Kernels of instructions that no simulator has, by name, or by module and name where there are two, and what is tested of them without a GPU."""
 
 
+def marks_of(part, marked):
+    """The marks of what a part runs of its files."""
+    return f"gpu and ({marked})" if PARTS[part] in (CONVOLUTIONS, ELSEWHERE) else marked
+
+
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_passes_in_the_simulator(part, pytestconfig, tmp_path):
     """No race and nothing out of bounds in the first launches and the largest ones of every kernel; and every kernel of the list is launched."""
-    marked = pytestconfig.getoption("markexpr")
-    marked = f"gpu and ({marked})" if PARTS[part] in (CONVOLUTIONS, ELSEWHERE) else marked
-    passes(PARTS[part], OURS, marked, {LAUNCHES: str(tmp_path / "launched")})
+    passes(PARTS[part], OURS, marks_of(part, pytestconfig.getoption("markexpr")), {LAUNCHES: str(tmp_path / "launched")})
     launched = read(tmp_path / "launched")
-    assert set(LAUNCHED[part]) - set(launched) == set(), "launched no longer: give them a case, or make launched.json anew"
+    assert set(LAUNCHED[part]) - set(launched) == set(), "launched no longer: give them a case, or make launched.json anew (CONTRIBUTING.md)"
+    lost = {name: sorted(set(reached) - set(launched[name]["reached"])) for name, reached in LAUNCHED[part].items()}
+    assert {name: paths for name, paths in lost.items() if paths} == {}, (
+        "go round once, or answer alike: give them a case, or make launched.json anew"
+    )
+
+
+def on_the_page():
+    """The kernels of docs/kernels.md, as "module name"; test_kernels_page.py holds it against the code."""
+    page = re.findall(r"^\| `(\w+)` \| `([^`]+)\.py` \|", (TESTS.parent / "docs" / "kernels.md").read_text(), re.M)
+    kernels = {f"{file.replace('/', '.')} {name}" for name, file in page}
+    assert len(kernels) == len(page) >= 259
+    return kernels
+
+
+def short(kernel):
+    """ "module name" of a kernel without the functions that its definition stands in."""
+    module, name = kernel.split()
+    return f"{module} {name.rpartition('.')[2]}"
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
 def test_every_kernel_is_launched_without_a_gpu():
-    """Every kernel of docs/kernels.md, which test_kernels_page.py holds against the code, is launched by a part, or by none for a reason."""
-    page = re.findall(r"^\| `(\w+)` \| `([^`]+)\.py` \|", (TESTS.parent / "docs" / "kernels.md").read_text(), re.M)
-    kernels = {f"{file.replace('/', '.')} {name}" for name, file in page}
-    assert len(kernels) == len(page) >= 259
-    launched = [f"{module} {name.rpartition('.')[2]}" for part in PARTS for module, name in map(str.split, LAUNCHED[part])]
-    assert len(launched) == len(set(launched))
+    """Every kernel is launched by a part, or by none for a reason."""
+    kernels = on_the_page()
+    launched = {short(kernel) for part in PARTS for kernel in LAUNCHED[part]}
     beyond = {kernel for kernel in kernels if kernel in BEYOND or kernel.split()[1] in BEYOND}
-    assert set(launched) == kernels - beyond, "give it a case in the simulator, and launched.json a line"
+    assert launched == kernels - beyond, "give it a case in the simulator, and make launched.json anew (CONTRIBUTING.md)"
     assert len(beyond) == len(BEYOND)
 
 

@@ -8,8 +8,9 @@
     found.launches[0].lines # of every line: requests of warps, sectors or bank conflicts, bytes
 
 A *race* is two accesses of one byte by two threads, one of them a write, that nothing puts in an order. In a block `syncthreads` does, in a warp
-`syncwarp`; between blocks a fence (`threadfence`) behind the write, an atomic update behind the fence, and one of the reader behind that. Messages
-between blocks (`nbcnn.ops.ptx.grid`) are not looked at.
+`syncwarp`; between blocks a fence (`threadfence`) behind the write, an atomic update behind the fence, and one of the reader behind that; between
+the blocks of a cluster its barrier, which no block may end before if another reads its shared memory. Whoever touches shared memory to which a copy
+by cp.async is on its way has not waited for it, whatever lies there. Messages between blocks (`nbcnn.ops.ptx.grid`) are not looked at.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class _Shadow:
         self.readers_warp, self.readers_block = np.full(nbytes, _NOBODY), np.full(nbytes, _NOBODY)
         self.time = np.zeros(nbytes, np.int64)
         """The number of the statement that has written it."""
+        self.coming = np.zeros(nbytes, np.int64)
+        """Copies by cp.async that are on their way to it."""
         self.value = np.zeros(nbytes, np.uint8)
         self.updaters = np.full((2, nbytes), _NOBODY)
         """The first and the last thread that has updated a byte by an atomic since the last barrier, and when."""
@@ -77,11 +80,19 @@ class Watch:
         self.fenced, self.released = np.full(blocks, -1), np.full(blocks, -1)
         """When every block last fenced; and when it had last fenced at its last atomic update."""
         self.released_at, self.acquired_at = np.full(blocks, np.iinfo(np.int64).max), np.full(blocks, -1)
+        self.arrived, self.shown = np.full(blocks, -1), np.full(blocks, -1)
+        """When every block last arrived at its cluster's barrier with a release; and when it had, at the last one that it waited for."""
+        self.waits, self.read_in = np.zeros(blocks, np.int64), np.full(blocks, -1)
+        """How often every block has waited for its cluster; and in which of those spans another block last read its shared memory."""
         self.epochs: Any = None
         self._group: Any = None
 
     def group_ends(self) -> None:
         """The blocks that ran together have ended."""
+        gone = np.flatnonzero(self.read_in >= self.waits)
+        if len(gone):
+            self.fault("race of a cluster", f"{self.launching.whose(int(gone[0]), 0)} ends while another block may yet read its shared memory")
+            self.read_in[gone] = -1
         if now.block.first == 0:
             self.report.barriers = int(self._epoch()[0])
             self.report.shared = sum(nbytes for _, nbytes in now.block.arrays.values())
@@ -142,6 +153,39 @@ class Watch:
         self.clock += 1
         self.fenced[blocks] = self.clock
 
+    def cluster_arrive(self, releases: bool) -> None:
+        """Active lanes are at the barrier of their clusters, what they wrote before is for all to see if they release it."""
+        self.clock += 1
+        if releases:
+            self.arrived[np.unique(now.block.first + now.block.number[active()])] = self.clock
+
+    def cluster_wait(self) -> None:
+        """Active lanes wait for their clusters: a barrier of their blocks, too."""
+        self.barrier()
+        blocks = np.unique(now.block.first + now.block.number[active()])
+        self.shown[blocks] = self.arrived[blocks]
+        self.waits[blocks] += 1
+
+    def of_block(self, array: Any, at: np.ndarray, owner: np.ndarray) -> None:
+        """Active lanes read an element of the shared memory of the blocks `owner`, numbers of the blocks that run together."""
+        lanes = active()
+        lanes = lanes[owner[lanes] != now.block.number[lanes]]
+        shadow, blocks = self._shadow(array), now.block.first + owner[lanes]
+        first = at[lanes].astype(np.int64) * array.flat.dtype.itemsize + array.origin + owner[lanes] * array.rows.shape[1]
+        places = first[:, None] + np.arange(array.flat.dtype.itemsize)
+        hidden = ((shadow.writer[places] == _NOBODY) | (shadow.time[places] >= self.shown[blocks][:, None])).any(1)
+        if hidden.any():
+            i = int(np.flatnonzero(hidden)[0])
+            self.fault(
+                "race of a cluster", f"{now.block.whose(int(lanes[i]))} reads element {at[lanes][i]} of another block, which has not released it"
+            )
+        np.maximum.at(self.read_in, blocks, self.waits[now.block.first + now.block.number[lanes]])
+
+    def copies(self, array: Any, at: Any, count: int, change: int) -> None:
+        """Copies of the active lanes to `count` elements from `at` on begin (`change` 1) or arrive (-1)."""
+        lanes = active()
+        np.add.at(self._shadow(array).coming, self._places(array, np.asarray(at)[lanes].astype(np.int64), count, lanes), change)
+
     def shuffle(self, index: np.ndarray) -> None:
         """Every active lane reads a register of lane `index`; a fault if that one is not active."""
         self._epoch()
@@ -200,10 +244,11 @@ class Watch:
         width = array.flat.dtype.itemsize * count
         self._count(array, index, count, "store" if writes else "load")
         shadow = self._shadow(array)
-        first = at * array.flat.dtype.itemsize + array.origin
-        if array.space == "shared":
-            first = first + now.block.number[lanes] * array.rows.shape[1]
-        places = first[:, None] + np.arange(width)
+        places = self._places(array, at, count, lanes)
+        if (early := (shadow.coming[places] > 0).any(1)).any():
+            i = int(np.flatnonzero(early)[0])
+            does = "writes" if writes else "reads"
+            self.fault("copy", f"{now.block.whose(int(lanes[i]))} {does} element {at[i]} of {_called(array)}, to which a copy is on its way")
         who = now.block.first * now.block.threads + lanes
         epoch, warp = self._epoch()[now.block.number[lanes]], now.block.warp[lanes]
         warp_epoch = self.warp_epochs[warp]
@@ -224,6 +269,14 @@ class Watch:
             shadow.reader[places] = shadow.readers_block[places] = shadow.readers_warp[places] = _NOBODY
             return
         self._note_readers(shadow, places.reshape(-1), *(np.repeat(each, width) for each in (who, epoch, warp, warp_epoch)))
+
+    @staticmethod
+    def _places(array: Any, at: np.ndarray, count: int, lanes: np.ndarray) -> np.ndarray:
+        """Of every lane the bytes of `count` elements from `at` on, as a shadow numbers them."""
+        first = at * array.flat.dtype.itemsize + array.origin
+        if array.space == "shared":
+            first = first + now.block.number[lanes] * array.rows.shape[1]
+        return first[:, None] + np.arange(array.flat.dtype.itemsize * count)
 
     def _note_readers(self, shadow: _Shadow, flat: Any, who: Any, epoch: Any, warp: Any, warp_epoch: Any) -> None:
         """Note who reads the bytes `flat`; what a thread of the same block read before a barrier is forgotten."""

@@ -25,6 +25,7 @@ class Copies:
         """Active lanes copy `values` to the elements of a shared array from `at` on."""
         if hasattr(array, "watch"):
             array.watch.access(array, at, len(values), True, values)
+            array.watch.copies(array, lane_array(at), len(values), 1)
         self._running.append((array, lane_array(at), values, _active(), self._committed))
 
     def commit(self) -> None:
@@ -54,6 +55,7 @@ def _arrive(array: Any, at: Any, values: tuple[Any, ...]) -> None:
     if watch is None:
         array.store(at, values)
         return
+    watch.copies(array, at, len(values), -1)
     watch.counts = False
     try:
         array.store(at, values)

@@ -189,7 +189,7 @@ def _cluster_rank() -> Any:
 
 
 def _load_of_block(address: Pointer, rank: Any) -> Any:
-    """What another block of the cluster has at the same place. The checking mode looks neither at it nor for a barrier of the cluster."""
+    """What another block of the cluster has at the same place."""
     array, at = address.element(F4, 1)
     cluster, block = now.block.launch.cluster, now.block
     wanted = np.asarray(lane_array(rank)).astype(np.int64)
@@ -201,7 +201,23 @@ def _load_of_block(address: Pointer, rank: Any) -> Any:
         array[at]  # which refuses
     if now.mask is not None:
         wanted = np.where(now.mask, wanted, 0)
-    return array.flat.take((block.number - block.number % cluster + wanted) * array.pitch + here)
+    owner = block.number - block.number % cluster + wanted
+    if block.launch.watch is not None:
+        block.launch.watch.of_block(array, here, owner)
+    return array.flat.take(owner * array.pitch + here)
+
+
+def _cluster_arrive(releases: bool) -> Callable[[], None]:
+    def run() -> None:
+        if now.block.launch.watch is not None:
+            now.block.launch.watch.cluster_arrive(releases)
+
+    return run
+
+
+def _cluster_wait() -> None:
+    if now.block.launch.watch is not None:
+        now.block.launch.watch.cluster_wait()
 
 
 # -- what a warp does together
@@ -368,9 +384,9 @@ _TABLE: dict[str, Any] = {
     "cp_async_ca_16": _copy_async(16),
     "cp_async_commit_group": _commit_group,
     "cluster_rank": _cluster_rank,
-    "cluster_arrive": _nothing,
-    "cluster_arrive_relaxed": _nothing,
-    "cluster_wait": names.barrier,
+    "cluster_arrive": _cluster_arrive(True),
+    "cluster_arrive_relaxed": _cluster_arrive(False),
+    "cluster_wait": _cluster_wait,
     "ld_of_block": _load_of_block,
     "byte_address_shared": Pointer,
     "byte_address_global": Pointer,

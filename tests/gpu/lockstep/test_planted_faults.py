@@ -8,6 +8,9 @@ import pytest
 from nbcnn.gpu import compiler
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.kernel.reduce import THREADS, add_partials_kernel
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
+from nbcnn.ops.ptx.cp_async import cp_async_4, cp_async_commit, cp_async_wait
 from nbcnn.ops.ptx.vector import load4
 
 if not compiler.LOCKSTEP:
@@ -142,6 +145,44 @@ def test_blocks_that_write_the_same_element_are_found():
 
     assert found(kernel, np.zeros(N, np.float32), grid=3).kinds() == {"race between blocks"}
     assert found(kernel, np.zeros(N, np.float32), grid=1).faults == []
+
+
+@pytest.mark.parametrize(("running", "kinds"), [(0, set()), (1, {"copy"})])
+def test_shared_memory_is_not_touched_while_a_copy_to_it_is_on_its_way(running, kinds):
+    """Also where the copy would bring what is there already."""
+    wait = cp_async_wait(running)
+
+    @jit()
+    def kernel(x, y):
+        tile, tid = cuda.shared.array(N, f4), cuda.threadIdx.x
+        tile[tid] = x[tid]
+        cp_async_4(byte_address_shared(tile) + 4 * tid, byte_address_global(x) + 4 * tid, 4)
+        cp_async_commit()
+        wait()
+        y[tid] = tile[tid]
+
+    assert found(kernel, floats(N), np.zeros(N, np.float32)).kinds() == kinds
+
+
+@pytest.mark.parametrize("fault", [None, "no wait before reading", "no release", "no wait at the end"])
+def test_blocks_of_a_cluster_that_do_not_meet_are_found(fault):
+    arrive = cluster_arrive_relaxed if fault == "no release" else cluster_arrive
+    FIRST, LAST = fault != "no wait before reading", fault != "no wait at the end"
+
+    @jit(cluster=2)
+    def kernel(x, y):
+        memory, tid = cuda.shared.array(N, f4), cuda.threadIdx.x
+        i = cuda.blockIdx.x * N + tid
+        memory[tid] = x[i]
+        if FIRST:
+            arrive()
+            cluster_wait()
+        y[i] = load_of_block(memory, tid, 1 - cluster_rank())
+        cluster_arrive_relaxed()
+        if LAST:
+            cluster_wait()
+
+    assert found(kernel, floats(4 * N), np.zeros(4 * N, np.float32), grid=4).kinds() == ({"race of a cluster"} if fault else set())
 
 
 @pytest.mark.parametrize("guarded", [False, True])

@@ -313,13 +313,18 @@ def test_played_blocks_have_the_right_squares_on_the_stage(stride, tile, op, add
 
 
 def tried(case, precision, target):
-    """The tiles of a case: the chosen one; for some every tile, with few blocks, so that each has several: all that kernels do is among these."""
+    """The tiles of a case: the chosen one; for some every other tile, with few blocks, so that each has several: all that kernels do is among these.
+
+    What one op tries of a shape, the other tries of the other shape, since each is a kernel to compile.
+    """
     call, impl = bare(case, precision), engine(precision, case.op)
     if impl.supports(call, target):
         return []
     tiles = [impl.tile(call, target)]
-    if (case.op, len(case.ins)) in ((RELU, 7), (ADD_RELU, 8)) and case.label.startswith(("64→64 32×32", "64→136 16×24")):
-        tiles += [replace(tile, resident=min(tile.resident, 2)) for tile in impl.candidates(call, target)]
+    shapes = [case.label.startswith(label) for label in ("64→64 32×32", "64→136 16×24")]
+    if (case.op, len(case.ins)) in ((RELU, 7), (ADD_RELU, 8)) and any(shapes):
+        every = impl.candidates(call, target)[shapes[0] == (case.op == RELU) :: 2]
+        tiles += [replace(tile, resident=min(tile.resident, 2)) for tile in every]
     return tiles
 
 
