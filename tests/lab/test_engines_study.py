@@ -52,7 +52,7 @@ MEASURED = Path(__file__).with_name("engines_h100.json")
 
 
 @pytest.mark.parametrize(
-    ("row", "mean", "worst"), [("im2col", 0.009, 0.17), *full(("fp32", 0.025, 0.61), ("bf16", 0.02, 0.57), ("tf32", 0.026, 0.39))]
+    ("row", "mean", "worst"), [("im2col", 0.009, 0.17), *full(("fp32", 0.014, 0.61), ("bf16", 0.02, 0.57), ("tf32", 0.026, 0.39))]
 )
 def test_the_regret_of_the_choices_is_small(row, mean, worst):
     """What today's choices cost by measured times, on average and at most: 3 % and 15 % are asked for."""

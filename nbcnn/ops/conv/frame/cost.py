@@ -31,6 +31,8 @@ class Work:
     turns       tiles on which a block works alternately: with 2, the epilogue of one overlaps the products of the other
     exchange    cycles in which a block adds its sums to those of the other blocks of its cluster, beside the epilogue
     before      bytes that launches before it move, 0 without them
+    readers     blocks that read the same filters at a time
+    padded      how many times the channels there are a step has, where they are no whole steps
     """
 
     tiles: int
@@ -46,6 +48,8 @@ class Work:
     turns: int = 1
     exchange: float = 0.0
     before: float = 0.0
+    readers: float = 0.0
+    padded: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Rates:
     soft        p of the norm
     second      cycles of a second launch at least; parts: the bytes that it adds a cycle
     first       the fewest cycles of the launches before; before: the bytes that they move a cycle
+    crowd       cycles of a step for each reader of the same filters, which L2 serves one after another
+    padded      power of `Work.padded` by which the way from L2 is slower
     """
 
     tensor: float
@@ -75,6 +81,8 @@ class Rates:
     parts: float = 1.0
     first: float = 0.0
     before: float = 1.0
+    crowd: float = 0.0
+    padded: float = 0.0
 
 
 def cycles(work: Work, rates: Rates, target: Target) -> float:
@@ -83,8 +91,9 @@ def cycles(work: Work, rates: Rates, target: Target) -> float:
     p = rates.soft
 
     def steps(blocks: int) -> float:
-        busy = (work.tensor / rates.tensor, work.shared / rates.shared, work.fetched / rates.fetched)
-        return work.steps * (sum((blocks * each) ** p for each in busy) + (rates.latency / work.ahead) ** p) ** (1 / p)
+        busy = (work.tensor / rates.tensor, work.shared / rates.shared, work.fetched * work.padded**rates.padded / rates.fetched)
+        idle = (rates.latency / work.ahead, rates.crowd * work.readers)
+        return work.steps * (sum((blocks * each) ** p for each in busy) + sum(each**p for each in idle)) ** (1 / p)
 
     def ends(blocks: int) -> float:
         return rates.start + blocks * (work.ends / rates.ends + work.exchange)
@@ -124,3 +133,24 @@ those of 45 weight gradients; the three of tf32 to 774 times of 42 convolutions,
 of bf16, its products counted at their own rate. The weight gradients of fp32, which are products of three planes of bf16 ("pixels") or of two
 values of tf32, split and transposed on the way, are fitted to 1,500 times of 53 of them on an H100, 0.5 % and 6 %.
 """
+
+
+def _measured(tensor: float, fetched: float, latency: float, start: float, ends: float, memory: float, crowd: float, padded: float) -> Rates:
+    """Rates beside other engines: shared memory is never what a step waits for, and nothing covers the end of a tile."""
+    return Rates(tensor, 1e9, fetched, latency, start, ends, 0.0, memory, 8, crowd=crowd, padded=padded)
+
+
+BESIDE = {
+    ("columns", "bf16"): (1.25, _measured(0.97, 66.8, 904, 3530, 22.0, 1300, 6.8, 0.06)),
+    ("columns", "tf32"): (1.15, _measured(0.92, 61.6, 1610, 457, 23.8, 1300, 7.1, 0.11)),
+    ("columns", "fp32"): (3.34, _measured(1.08, 53.8, 883, 1500, 26.1, 1300, 12.4, 0.51)),
+    ("patches", "bf16"): (2.08, _measured(0.82, 108, 1390, 1030, 36.4, 1480, 0.95, 0.30)),
+    ("patches", "tf32"): (3.43, _measured(0.80, 42.9, 979, 118, 146, 1300, 1.75, 0.05)),
+}
+"""Microseconds of a launch, and rates, by kernel and precision, by which the correlation is compared with other engines.
+
+Fitted to 253 times of the tile that RATES choose, of 250 steps on an H100 whose clock is up to 1.98 GHz; ratios within a step count more than times.
+Rates of tiles and these differ as those were fitted to all tiles of large steps on an H200, these to small and large steps beside other engines.
+"""
+PLANES_US, PLANES = 0.3, 2.4e6
+"""Microseconds of a launch that splits operands into planes, and bytes a microsecond that it moves."""

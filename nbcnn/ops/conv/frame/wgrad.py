@@ -25,7 +25,7 @@ from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.loops import ceil_div
-from nbcnn.ops.kernel.traffic import Traffic, windows
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs, windows
 from nbcnn.plan.op import Op
 
 
@@ -212,6 +212,12 @@ class WeightGradient(Generic[Tile]):
         g = correlation(call)
         return self.awkward(call, g) * self.cycles(call.tile, g, target) / CYCLES_A_MICROSECOND
 
+    def moved(self, call: Call) -> list[Traffic]:
+        """Operands and results, as one launch: the model knows of the parts, which stay in L2, and of what is read again."""
+        launches = self.traffic(call)
+        distinct = max(each.distinct for each in launches[:-1] or launches)
+        return [once(distinct, outputs(call))]
+
     def impl(self, needs: tuple[int, int], exactly: bool = False) -> Impl:
         """The table's entry for GPUs from compute capability `needs` on, or of exactly that one."""
         engine = "wgmma" if exactly else "mma"
@@ -225,5 +231,5 @@ class WeightGradient(Generic[Tile]):
             traffic=self.traffic,
             exactly=exactly,
             engine=engine,
-            estimate=estimate(engine, self.products, self.traffic),
+            estimate=estimate(engine, self.products, self.moved),
         )

@@ -8,23 +8,18 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
-from nbcnn.ops.conv.frame.awkward import narrow
 from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, Correlation, correlation, pack
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.rows import LARGEST_FILTER
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
-from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, cycles, width, worth_measuring
+from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, microseconds, width, worth_measuring
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 from nbcnn.plan.op import Op
-
-NARROW = 0.32
-"""Power of the copies that 16 bytes of a pixel take (`awkward.narrow`)."""
 
 
 def refusal(call: Call, target: Target) -> str | None:
@@ -60,13 +55,11 @@ def implementations(precision: str) -> dict[Op, Impl]:
     def bytes_of(call: Call) -> list[Traffic]:
         return traffic(call, kind)
 
-    def products(call: Call, target: Target) -> float:
-        g = correlation(call)
-        return narrow((g.C,), kind.element, NARROW) * cycles(call.tile, g, kind, target) / CYCLES_A_MICROSECOND
+    def estimate(call: Call, target: Target) -> float:
+        product, *_ = bytes_of(call)
+        return microseconds(call.tile, correlation(call), kind, product.distinct + outputs(call), target)
 
-    impl = Impl(
-        bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma", estimate=estimate("mma", products, bytes_of)
-    )
+    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma", estimate=estimate)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
 

@@ -13,7 +13,9 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.target import Target
+from nbcnn.ops.conv.frame.awkward import narrow
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 
@@ -171,6 +173,56 @@ def cycles(tile: Tile, g: Correlation, kind: Kind, target: Target) -> float:
         bytes_of_parts = (2 * tile.split + 1) * 4 * g.phases * g.GM * g.K
         total += _SUM_CYCLES + tile.split * _PART_CYCLES + bytes_of_parts / (_BYTES_A_CYCLE * target.multiprocessors)
     return total
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a launch takes beside other engines.
+
+    launch     microseconds of it, however little it does
+    start      cycles of a tile besides its k-tiles
+    latency    cycles of a k-tile that a block alone waits, and `alone` times its products
+    products   part of `Kind.cycles` that products take where the operands are there; fetched: bytes of operands a cycle of a multiprocessor
+    narrow     power of the copies that 16 bytes of a pixel take, by which operands come more slowly
+    memory     bytes a microsecond of the whole GPU
+    second     microseconds of the sum of the parts, and the bytes of parts a microsecond, which stay in L2
+    """
+
+    launch: float
+    start: float
+    latency: float
+    alone: float
+    products: float
+    fetched: float
+    narrow: float
+    memory: float
+    second: float
+    parts: float
+
+
+BESIDE = {
+    "bf16": Rates(0.60, 4380, 405, 0.38, 0.643, 57.5, 0.58, 3.5e6, 0.35, 10.4e6),
+    "tf32": Rates(2.45, 2930, 36, 2.34, 0.699, 72.8, 0.08, 2.57e6, 1.51, 32.4e6),
+    "fp32": Rates(2.67, 2050, 627, 0.87, 0.590, 22.2, 0.22, 2.4e6, 1.84, 10.5e6),
+}
+"""Fitted to 276 times of the chosen tile beside other engines, on an H100; ratios within a step count more than times."""
+_SOFT = 8
+
+
+def microseconds(tile: Tile, g: Correlation, kind: Kind, moved: float, target: Target) -> float:
+    """Estimated time of all launches, whose operands and results are `moved` bytes."""
+    rates, products, p = BESIDE[kind.name], kind.cycles * tile.BM * tile.BN, _SOFT
+    copies = narrow((g.C,), kind.element, rates.narrow)
+    work = rates.products * products + tile.stage_bytes * copies / rates.fetched
+
+    def wave(blocks: int) -> float:
+        alone = rates.latency + rates.alone * products
+        return rates.start + tile.part(g.k_tiles(kind.channels)) * float(alone**p + (blocks * work) ** p) ** (1 / p)
+
+    waves, rest = divmod(tile.tiles(g) * tile.split, tile.blocks * target.multiprocessors)
+    took = waves * wave(tile.blocks) + (wave(-(-rest // target.multiprocessors)) if rest else 0.0)
+    total = rates.launch + float((took / CYCLES_A_MICROSECOND) ** p + (moved / rates.memory) ** p) ** (1 / p)
+    return total + (rates.second + 8 * tile.split * g.phases * g.GM * g.K / rates.parts if tile.split > 1 else 0.0)
 
 
 @cache

@@ -11,9 +11,8 @@ import numpy as np
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import RELU, epilogue_of
-from nbcnn.ops.conv.frame import awkward
 from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, padded, refusal, whole
-from nbcnn.ops.conv.frame.cost import RATES, cycles
+from nbcnn.ops.conv.frame.cost import BESIDE, PLANES, PLANES_US, RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
@@ -23,7 +22,7 @@ from nbcnn.ops.conv.wgmma.split import in_planes, launch_split, own_bytes, plane
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, shared_bytes, steps_of_tap, tiles_of, work
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.kernel.traffic import Traffic, clipped, outputs, size, windows
@@ -32,8 +31,6 @@ from nbcnn.plan.op import Op
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}
 SOURCE = (0,)
 """The position of the operand that in fp32 is split into planes."""
-PADDED = 0.48
-"""Power of what channels are padded by (`awkward.padded`)."""
 BY_PATCHES = (WITH_SUMS, WITH_SECOND)
 """Gradients whose epilogue the patch kernel alone has."""
 
@@ -68,8 +65,9 @@ def implementations(precision: str) -> dict[Op, Impl]:
             return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
         return None
 
-    def products(call: Call, target: Target) -> float:
-        return awkward.padded(correlation(call), kind.channels, PADDED) * _cycles(call, kind, call.tile, target) / CYCLES_A_MICROSECOND
+    def estimate(call: Call, target: Target) -> float:
+        *planes, _ = traffic(call, kind)
+        return _microseconds(call, kind, target) + sum(PLANES_US + each.logical / PLANES for each in planes)
 
     def tile(call: Call, target: Target) -> Tile | PatchTile:
         return min(tiles(call, target), key=lambda tile: _cycles(call, kind, tile, target))
@@ -94,7 +92,7 @@ def implementations(precision: str) -> dict[Op, Impl]:
         # An op around one of these has other operands: it says itself which of them are the same.
         return split_bytes(call, SOURCE) if kind.planes > 1 and (call.op in (*IMAGE_OPS, WITH_MOMENTS) or epilogue_of(call.op)) else {}
 
-    named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma", "estimate": estimate("wgmma", products, bytes_of)}
+    named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma", "estimate": estimate}
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, **named)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 
@@ -118,6 +116,21 @@ def _cycles(call: Call, kind: Kind, tile: Tile | PatchTile, target: Target) -> f
     if isinstance(tile, PatchTile):
         return cycles(patch.work(g, kind, tile, wanted), RATES["patches", kind.name], target)
     return cycles(work(g, kind, tile, wanted), RATES["columns", kind.name], target)
+
+
+def _microseconds(call: Call, kind: Kind, target: Target) -> float:
+    """Estimated time of the launch of the product beside other engines."""
+    g, wanted, tile = correlation(call), kind_of(call), call.tile
+    if isinstance(tile, PatchTile):
+        kernel, asked, (down, across) = "patches", patch.work(g, kind, tile, wanted), patch.tiles_of(g, tile)
+    else:
+        kernel, asked, (down, across) = "columns", work(g, kind, tile, wanted), tiles_of(g, tile)
+    # Tiles of a column of channels read the same filters, as many of them as run at a time.
+    at_once = min(asked.tiles, target.multiprocessors * asked.together)
+    keeps = isinstance(tile, PatchTile) and tile.keeps
+    asked = replace(asked, readers=0.0 if keeps else min(down, max(1.0, at_once / across)), padded=whole(g.C, kind.channels) / g.C)
+    launch, rates = BESIDE[kernel, kind.name]
+    return launch + cycles(asked, rates, target) / CYCLES_A_MICROSECOND
 
 
 def _row(g: Correlation, kind: Kind) -> int:
