@@ -180,7 +180,9 @@ def _measure(flags: SimpleNamespace) -> int:
     flags.modes, flags.precisions = flags.mode, flags.precision
     ops = tuple(map(str, opcases.OPS))
     if flags.what not in (*STUDIES, *ops):
-        raise UsageError(f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *ops))}; there are {', '.join((*STUDIES, *ops))}")
+        raise UsageError(
+            f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *ops)) or '; there are ' + ', '.join((*STUDIES, *ops))}"
+        )
     is_op = flags.what not in STUDIES
     _refuse_strangers(flags, "an op" if is_op else flags.what)
     if flags.what in ("scaling", "nets", "predict"):

@@ -376,7 +376,7 @@ def summary(found: dict[str, Any], baselines: bool = False) -> str:
         (
             f"{found['dataset']}, {found['mode']}: {counted(images, 'image')} × {counted(found['width'], 'feature')} in {found['features']}"
             + (", and as many of the mirrored images" if found["mirrored"] else ""),
-            f"{computing:.2f} s disk excluded ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
+            f"{computing:.2f} s without writing to disk ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
             f"next: {called('classify', found['features'])}{controls}" if found["labels"] else f"{found['dataset']} has no labels to classify by",
         )
     )

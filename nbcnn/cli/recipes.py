@@ -267,8 +267,8 @@ def on_cpu(flags: SimpleNamespace) -> str:
     if flags.model in FITTED:
         return f"NOTE: this runs on the CPU, so it is fitted to {amount} images; --limit N takes another number, --limit all every image."
     return (
-        f"NOTE: this runs on the CPU, so it is a small run:{what} {flags.epochs} epoch{'s' if flags.epochs != 1 else ''} of {amount} {noun}.\n"
-        f"      --model, --epochs and --limit (N or all) change that; the full recipe takes hours on a CPU, minutes on a GPU."
+        f"NOTE: this runs on the CPU, so it is a small run:{what} {counted(flags.epochs, 'epoch')} of {amount} {noun}.\n"
+        f"      --model, --epochs and --limit (N or all) change that; the full recipe can take hours on a CPU, minutes on a GPU."
     )
 
 

@@ -136,14 +136,20 @@ def parser() -> Parser:
     flag(
         group, "--normalise", bool, "subtract each channel's mean and divide by its standard deviation, both of the training images", "divide by 255"
     )
-    flag(group, "--whiten", bool, "whiten the images, by a convolution fitted to the training images; an autoencoder gives these back", "off")
+    flag(
+        group,
+        "--whiten",
+        bool,
+        "whiten the images, by a convolution fitted to the training images; an autoencoder then reconstructs the whitened ones",
+        "off",
+    )
     flag(group, "--noise", real(0), "in training add Gaussian noise of this deviation to the network's input; the target stays clean", "off")
     flag(group, "--mask", real(0, below=1), "in training mask this part of the squares of 4×4 pixels; the target stays whole", "off")
     flag(
         group,
         "--resident",
         one_of("auto", "yes", "no"),
-        "keep images in the GPU's memory; no: stream them from the host, with the same results; auto: as they fit",
+        "keep images in the GPU's memory; no: stream them from the host, with the same results; auto: keep them if they fit",
         "auto",
     )
 
@@ -154,7 +160,7 @@ def parser() -> Parser:
         own_or(*MODELS, form="a custom network is FILE.py:FUNCTION"),
         "network; small-autoencoder: 32 and 4 channels inside, not 256 and 128; "
         "mnist-cnn classifies, with EvoNorm-S0 or B0; resnet18 and mobilenet classify small colour images; unet finds the class of every pixel of "
-        "images with masks (shapes, folder:PATH), and takes noise off others; patches and patches2: dictionaries of patches, fitted by k-means in "
+        "images with masks (shapes, folder:PATH), and denoises others; patches and patches2: dictionaries of patches, fitted by k-means in "
         "one pass instead of being trained; s4convd forecasts; or a custom one: file.py:function, package.module:function",
         "autoencoder, on a CPU small-autoencoder; s4convd for energy",
     )
@@ -196,7 +202,7 @@ def parser() -> Parser:
         "1, lr 0.001, He init, clip-value 5, 20 epochs; "
         "classifier: batch 128, adam, He init, 10 epochs; resnet: crops and flips of normalised images, batch 512, sgd with Nesterov's momentum, "
         "one-cycle to lr 0.4, weight-decay 0.0005, label-smoothing 0.1, 16 epochs; unet: batch 32, adam, He init, 15 epochs",
-        "default; small-autoencoder: small; mnist-cnn: classifier; resnet18, mobilenet: resnet; unet: unet",
+        "that of the model: small for small-autoencoder, classifier for mnist-cnn, resnet for resnet18 and mobilenet, unet for unet, else default",
     )
     flag(
         group,
@@ -225,7 +231,7 @@ def parser() -> Parser:
         group,
         "--callback",
         own_or(form="a custom callback is FILE.py:NAME", several=True),
-        "tell these classes of nbcnn.Callback of losses and epochs: FILE.py:NAME, several with commas",
+        "report losses and epochs to these subclasses of nbcnn.Callback; separate several with commas",
         "none",
     )
     flag(
@@ -275,8 +281,14 @@ def parser() -> Parser:
         "L2 penalty on weights and biases, not on norms, skips and state spaces; of adamw the decay itself",
         f"{base['weight_decay']}, {DECOUPLED_DECAY} for adamw",
     )
-    flag(group, "--clip-value", real(0), "cut gradient elements to ±X, after --clip-norm; 0: off", base["clip_value"])
-    flag(group, "--clip-norm", real(0), "scale a longer gradient to this Euclidean norm, before --clip-value; 0: off", base["clip_norm"])
+    flag(group, "--clip-value", real(0), "clip gradient elements to ±X, after --clip-norm; 0: off", base["clip_value"])
+    flag(
+        group,
+        "--clip-norm",
+        real(0),
+        "scale a gradient whose Euclidean norm is larger down to this one, before --clip-value; 0: off",
+        base["clip_norm"],
+    )
 
     group = made.add_argument_group("kernels")
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest that this machine has", "auto")
@@ -297,7 +309,12 @@ def parser() -> Parser:
 
     group = made.add_argument_group("system")
     flag(
-        group, "--config", paths.READS_TEXT, "settings from this TOML file: flags by their names; the command line goes first", "none", metavar="FILE"
+        group,
+        "--config",
+        paths.READS_TEXT,
+        "settings from this TOML file: flags by their names; the command line takes precedence",
+        "none",
+        metavar="FILE",
     )
     device(group)
     flag(group, "--json", bool, "print the summary as one line of JSON", "off")

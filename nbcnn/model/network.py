@@ -265,8 +265,9 @@ class Model(Weights):
         steps_per_epoch  batches of an epoch of a callable; None is len(x(epoch)).
         channels_last    whether images are (N, H, W, C); None finds out, and refuses what could be both.
         verbose          0: no progress on stderr.
-        accumulate       batches whose gradients are added up before one update of the weights: as one batch of so many times batch_size examples,
-                         in the memory of one. Steps, and so learning rates, count updates. Not for a callable, which yields larger batches itself.
+        accumulate       batches whose gradients are added up before one update of the weights: so many times the effective batch, at the
+                         memory cost of one. Steps, and so learning rates, count updates. Not for a callable, which yields larger batches
+                         itself.
         ema              decay of an exponential moving average of the weights, such as 0.999; less than 1. The network is evaluated and saved by
                          the average and keeps it afterwards; a later fit goes on from it. 0 keeps none.
         recompute        make the outputs of BatchNorm2d again in the backward pass instead of keeping them since the forward pass: the same bits in

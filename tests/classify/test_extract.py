@@ -26,7 +26,7 @@ def test_extracted_features_are_those_of_the_trained_encoder(finished, tmp_path,
     assert exits(extract, [finished, "--limit", "3", "--out", tmp_path / "f", "--batch", "2", "--mode", "cpu"]) == 0
     captured = capsys.readouterr()
     assert "6 images × 8,192 features" in captured.out
-    assert "disk excluded" in captured.out
+    assert "without writing to disk" in captured.out
     features = read_features(tmp_path / "f")
     data = datasets.load("shapes", limit=3)
     net = Net(encoder(autoencoder(), "pool2"), (3, 32, 32), mode="cpu")

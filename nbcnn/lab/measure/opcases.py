@@ -123,15 +123,15 @@ class Problem:
 
 
 def timed(name: str | Op) -> Op:
-    """The op of this name. Raises UsageError for an op that cannot be timed alone."""
+    """The op of this name. Raises UsageError for an op that cannot run by itself."""
     names = {str(op): op for op in OPS}
     if str(name) not in names:
-        raise UsageError(f"no op {str(name)!r} to time{nearest(str(name), list(names))}; there are {', '.join(names)}")
+        raise UsageError(f"no op {str(name)!r} that runs by itself{nearest(str(name), list(names)) or '; there are ' + ', '.join(names)}")
     return names[str(name)]
 
 
 def kind_of(name: str | Op) -> str:
-    """Which of `FORMS` the shape of an op has. Raises UsageError for an op that cannot be timed alone."""
+    """Which of `FORMS` the shape of an op has. Raises UsageError for an op that cannot run by itself."""
     op = timed(name)
     kinds = {
         "product": (Op("gemm"),),

@@ -68,7 +68,7 @@ def _device_cards(source: Source) -> list[tuple[str, str]]:
     if beside:
         rows = max(beside, key=lambda rows: rows[0]["images_per_second"])
         ours, ratio = rows[0], min(row["step_ms"]["median"] for row in sections.peers(rows)) / rows[0]["step_ms"]["median"]
-        facts.append((f"{ratio:.2f}×", f"as fast as the fastest that a user would write beside it: {ours['precision']}, batch {ours['batch']:,}"))
+        facts.append((f"{ratio:.2f}×", f"as fast as the fastest code a typical user would write: {ours['precision']}, batch {ours['batch']:,}"))
     count = len(source.results["sections"]) if source.results else 0
     return [*facts, (str(count), f"studies on {source.device.split(' (')[0]}")]
 
