@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from nbcnn.cli import bench_nets, bench_op, paths
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import PRECISIONS
@@ -204,7 +204,7 @@ def _measure(flags: SimpleNamespace) -> int:
     if flags.tiles:
         flags.peer, flags.peers = "none", ("none",)
     if flags.peer != "none" and flags.what in ("step", "nets", "predict", "convs", "scaling", *ops) and not peers.available():
-        print(peers.MISSING, file=sys.stderr)
+        to_stderr(peers.MISSING)
         flags.peer, flags.peers = "none", ("none",)
     if flags.save:
         results.opened(device, flags.results)
@@ -220,7 +220,7 @@ def _measure(flags: SimpleNamespace) -> int:
     }
     measure = studies.get(flags.what, bench_op.op)
     rows, lines = measure(flags)
-    print(json.dumps(rows) if flags.json else "\n".join(lines))
+    to_stdout(json.dumps(rows) if flags.json else "\n".join(lines))
     if flags.save and flags.what not in ("nets", "predict"):  # which saves each network as soon as it is measured
         results.save(_section(flags), rows, device, flags.results)
     slower = before is not None and before.regressed(rows, flags)
@@ -300,7 +300,7 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     how: dict[str, Any] = {"seconds": flags.seconds or 1.0, "warmup": warmup, "counts": counts, "launched": bool(flags.graph)}
     ours = rung.measure(mode, batch, flags.precision, engine, **how)
     if flags.graph and not any("over_graph" in row for row in ours["in_a_row"]):
-        print("a host captures no graph: there is nothing to take apart", file=sys.stderr)
+        to_stderr("a host captures no graph: there is nothing to take apart")
     own = {"precision": ours["precision"], "batch": batch, "peak_bytes": sum(ours["planned_bytes"].values())}
     several = [{**row, **own, "form": f"nbcnn {ours['mode']}, {row['form']}"} for row in ours.pop("in_a_row", ())]
     rows: list[dict[str, Any]] = [{"form": f"nbcnn {ours['mode']}", **ours, "peak_bytes": own["peak_bytes"]}, *several]
@@ -318,7 +318,7 @@ def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     options = {"mode": mode, "precisions": precisions, "each": flags.batch or 1024, "seconds": flags.seconds or 1.0, "peer": flags.peer != "none"}
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        to_stderr(text)
 
     def keep(rows: list[dict[str, Any]]) -> None:
         if flags.save:
@@ -336,7 +336,7 @@ def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     rows = []
     lines = [f"{'layer':8}{'pass':8}{'runs as':>9}{'µs':>9}{'TFLOP/s':>9}{'GB/s':>8}{'cuDNN µs':>10}{'ours is':>9}{'best plan µs':>14}{'ours is':>9}"]
     if flags.peer != "none" and not cudnn_plans.available():
-        print(cudnn_plans.MISSING, file=sys.stderr)
+        to_stderr(cudnn_plans.MISSING)
     what: dict[str, Any] = {"precision": flags.precision, "engine": flags.engine or "auto", "fused": bool(flags.fused)}
     what |= {"seconds": flags.seconds, "warmup": None if flags.warmup == "auto" else flags.warmup}
     for row in convs.passes(flags.mode or "im2col", flags.batch or 256, flags.layers or LAYERS, flags.peer != "none", **what):
@@ -347,5 +347,5 @@ def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
             peer += f"{row['best_plan_ms']['median'] * 1e3:14.1f}{row['best_plan_ratio']:8.2f}×"
         lines.append(f"{row['layer']:8}{row['path']:8}{row['runs_as']:>9}{row['ms']['median'] * 1e3:9.1f}{rates}{peer}")
         if "best_plan_why" in row:
-            print(row["best_plan_why"], file=sys.stderr)
+            to_stderr(row["best_plan_why"])
     return rows, lines

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from argparse import ArgumentTypeError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.cli.saying import to_stderr
 from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
@@ -108,7 +108,7 @@ def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
             for row in study.measure(network, precision, **how, seconds=flags.seconds or 0.7, breakdown=bool(flags.breakdown), exact=exact):
                 found.append(row)
                 said = row["why"] if "why" in row else f"{row['step_ms']['median']:.3f} ms"
-                print(f"{time.perf_counter() - began:6.1f} s  {row['what']} {precision}: {row['form']} {said}", file=sys.stderr, flush=True)
+                to_stderr(f"{time.perf_counter() - began:6.1f} s  {row['what']} {precision}: {row['form']} {said}")
             rows += found
             if flags.save:
                 results.save(section(name, precision, flags), found, device, flags.results)
@@ -124,7 +124,7 @@ def tiles(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     device = Gpu()
     for precision in flags.precision or PRECISIONS:
         found = study.problems([_network(name, flags) for name in names(flags)], precision, device)
-        rows += study.measure(found, device, flags.seconds, lambda text: print(text, file=sys.stderr, flush=True))
+        rows += study.measure(found, device, flags.seconds, to_stderr)
     return rows, study.lines(rows)
 
 
@@ -147,7 +147,7 @@ def predict(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
             for row in study.measure(network, precision, **how):
                 found.append(row)
                 said = row["why"] if "why" in row else f"{row['latency_ms']['median']:.3f} ms"
-                print(f"{row['what']} {precision}, batch {row['batch']:,}: {row['form']} {said}", file=sys.stderr, flush=True)
+                to_stderr(f"{row['what']} {precision}, batch {row['batch']:,}: {row['form']} {said}")
             rows += found
             if flags.save:
                 results.save(section(name, precision, flags), found, device, flags.results)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from nbcnn.cli.saying import to_stderr
 
 Rows = tuple[list[dict[str, Any]], list[str]]
 CACHES = ("cold", "hot", "rotate")
@@ -46,22 +47,22 @@ def op(flags: SimpleNamespace) -> Rows:
     for choice in wanted:
         prepared.append(bench.prepare(choice, problem, rotate="rotate" in caches))
         made = prepared[-1]
-        print(f"{choice.label}: error {made.error:.1e} (bound {made.limit:.1e}), runs as {made.part}", file=sys.stderr)
+        to_stderr(f"{choice.label}: error {made.error:.1e} (bound {made.limit:.1e}), runs as {made.part}")
     if len({each.row.device for each in prepared}) > 1 and flags.graph:
-        print("a host captures no graph: --graph counts for the GPU's variants only", file=sys.stderr)
+        to_stderr("a host captures no graph: --graph counts for the GPU's variants only")
     beside = peers_ops.works(prepared[0], problem) if flags.peer == "torch" and prepared[0].device.name == "gpu" else None
     if flags.peer == "torch" and beside is None:
-        print(f"PyTorch has no {flags.what} of its own that could be timed beside {wanted[0].label}", file=sys.stderr)
+        to_stderr(f"PyTorch has no {flags.what} of its own that could be timed beside {wanted[0].label}")
     rows = []
     with Watch(next((each.device for each in prepared if each.device.name == "gpu"), prepared[0].device)) as watch:
         how: dict[str, Any] = {"caches": caches, "iterations": flags.iters or ITERATIONS, "graphs": (False, True) if flags.graph else (False,)}
         how |= {"warmup": None if flags.warmup == "auto" else flags.warmup, "cap": flags.seconds or 3.0}
         for row in bench.study(prepared, watch, peers=beside, **how):
             rows.append({**row, "clock_source": watch.source})
-            print(f"{row['variant']} {row['cache']} {row['iterations']}{' graph' if row['graph'] else ''}", file=sys.stderr)
+            to_stderr(f"{row['variant']} {row['cache']} {row['iterations']}{' graph' if row['graph'] else ''}")
     lines = op_lines(rows)
     for choice, made in zip(wanted, prepared, strict=True) if flags.ncu else ():
-        found = dram.table_rows(choice.label, flags.what, flags.shape or "", lambda words: print(words, file=sys.stderr, flush=True))
+        found = dram.table_rows(choice.label, flags.what, flags.shape or "", to_stderr)
         of = dram.model(made.step)
         rows += [{"variant": choice.label, "op": flags.what, "model": of, **row} for row in found]
         lines += ["", f"{choice.label}: DRAM bytes as ncu counts them", *dram.table(found, of)] if found else []
@@ -122,7 +123,7 @@ def selftest(flags: SimpleNamespace) -> Rows:
     device, rows = Gpu(), []
     for row in known.checks(device):
         rows.append(row)
-        print(known.text([row]), file=sys.stderr)
+        to_stderr(known.text([row]))
     peaks = peaks_of(device)
     for name, rate in ceilings.measure(device).items():
         sheet = (peaks.bandwidth if name == "copy" else peaks.flops[name]) if peaks else None
@@ -135,7 +136,7 @@ def selftest(flags: SimpleNamespace) -> Rows:
 
 
 def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+    to_stderr(words)
 
 
 def _studied(flags: SimpleNamespace) -> tuple[str, str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import ARCHITECTURES
@@ -98,24 +98,24 @@ def _list(flags: SimpleNamespace) -> int:
                 kernels.append({"file": path.name, "bytes": len(content)} | (dict(stored.header) if stored else {"damaged": True}))
         found[kind] = kernel_store.summary(device) | {"files": kernels}
     if flags.json:
-        print(json.dumps(found))
+        to_stdout(json.dumps(found))
         return OK
     for kind, kept in found.items():
         if kept["path"] is None:
-            print(f"{kind}: " + ("none" if kind == "precompiled" else "nothing can be kept, no folder of this user's can be written"))
+            to_stdout(f"{kind}: " + ("none" if kind == "precompiled" else "nothing can be kept, no folder of this user's can be written"))
             continue
-        print(f"{kind}: {kept['kernels']} kernels, {kept['bytes'] / 2**20:.1f} MiB in {kept['path']}")
+        to_stdout(f"{kind}: {kept['kernels']} kernels, {kept['bytes'] / 2**20:.1f} MiB in {kept['path']}")
         for each in sorted(kept["files"], key=lambda row: (row.get("module", ""), row["file"])):
             if "damaged" in each:
-                print(f"  {each['file']}: damaged; it is compiled again when it is needed")
+                to_stdout(f"  {each['file']}: damaged; it is compiled again when it is needed")
                 continue
             where = each["module"].removeprefix("nbcnn.")
-            print(f"  sm_{each['arch']:4} {each['bytes']:8,} bytes {each['seconds']:6.1f} s  {where}.{each['name']}({', '.join(each['types'])})")
+            to_stdout(f"  sm_{each['arch']:4} {each['bytes']:8,} bytes {each['seconds']:6.1f} s  {where}.{each['name']}({', '.join(each['types'])})")
         made_by = sorted(
             {", ".join(f"{name} {version}" for name, version in row["compilers"].items()) for row in kept["files"] if "compilers" in row}
         )
         for line in made_by:
-            print(f"  compiled by {line}")
+            to_stdout(f"  compiled by {line}")
     return OK
 
 
@@ -124,7 +124,7 @@ def _clear(flags: SimpleNamespace) -> int:
 
     _nothing_for(flags)
     deleted, nbytes = kernel_cache.clear()
-    print(json.dumps({"deleted": deleted, "bytes": nbytes}) if flags.json else f"deleted {deleted} kernels, {nbytes / 2**20:.1f} MiB")
+    to_stdout(json.dumps({"deleted": deleted, "bytes": nbytes}) if flags.json else f"deleted {deleted} kernels, {nbytes / 2**20:.1f} MiB")
     return OK
 
 
@@ -153,7 +153,7 @@ def _warm(flags: SimpleNamespace) -> int:
     for arch, number in targets:
         for model in flags.models:
             launched = list(ready_models.launches(model, arch, number))
-            made = compile_pool.compile_for(launched, arch, into, lambda text: print(text, file=sys.stderr, flush=True))
+            made = compile_pool.compile_for(launched, arch, into, to_stderr)
             sizes = compile_pool.sizes(launched, arch, into)
             row = {
                 "model": model,
@@ -169,10 +169,10 @@ def _warm(flags: SimpleNamespace) -> int:
             met |= sizes.keys()
     device = kernel_store.summary(into or kernel_store.folder())
     if flags.json:
-        print(json.dumps({"rows": rows, **device}))
+        to_stdout(json.dumps({"rows": rows, **device}))
         return OK
     for row in rows:
         words = "{model}, sm_{arch}, {multiprocessors} multiprocessors: {kernels} kernels, {mib:.2f} MiB, of which {compiled} were compiled now"
-        print(words.format(**row, mib=row["bytes"] / 2**20))
-    print(f"{device['kernels']} kernels, {device['bytes'] / 2**20:.1f} MiB in {device['path']}")
+        to_stdout(words.format(**row, mib=row["bytes"] / 2**20))
+    to_stdout(f"{device['kernels']} kernels, {device['bytes'] / 2**20:.1f} MiB in {device['path']}")
     return OK

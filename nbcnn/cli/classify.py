@@ -14,8 +14,8 @@ from nbcnn.cli import paths
 from nbcnn.cli.baselines import PIXELS, baselines, data_dir_of, same_images, untrained_encoder
 from nbcnn.cli.errors import OK
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, some_of
+from nbcnn.cli.saying import to_stderr
 from nbcnn.cli.together import together
-from nbcnn.files.quote import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,7 +195,7 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
             best, chosen = max(each["accuracy"] for each in tried), getattr(settings, pipeline.PENALTIES[penalty])
             gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
             words = f"{len(tried)} settings tried: {penalty} = {chosen:g}, gamma = {gamma}, {best:.2%} of the held-out images"
-            print(f"search    {words}", file=sys.stderr)
+            to_stderr(f"search    {words}")
 
     sources: dict[str, Load] = {ENCODER: held.pop}
     if args.baselines:
@@ -203,7 +203,7 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
         mode = "cpu" if args.device == "cpu" else "auto"
         layers, note = untrained_encoder(origin)
         if note and not args.quiet:
-            print(f"note      {note}", file=sys.stderr)
+            to_stderr(f"note      {note}")
         sources |= baselines(origin, args.data_dir or data_dir_of(origin), layers, mode, train_labels, test_labels, mirrored)
 
     result: dict[str, Any] = {
@@ -239,7 +239,7 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
                 part.phases.mark("hashing")
             if not args.quiet:
                 for note in outcome.notes:
-                    print(f"note      {name}: {note}", file=sys.stderr)
+                    to_stderr(f"note      {name}: {note}")
             scores = report.score(outcome, train_labels, test_labels, len(names))
             rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
             if name == ENCODER:
@@ -353,7 +353,7 @@ def _header(
         f"model     {what}, gamma = {gamma}{', kernel: mean over mirrored images' if mirrored else ''}",
         f"kernel    {kernel}",
     )
-    print(printable("\n".join(lines)), file=sys.stderr)
+    to_stderr("\n".join(lines))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import MODES, Parser, count, flag, real, results_flags, some_of
+from nbcnn.cli.saying import to_stdout
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 
@@ -61,7 +62,7 @@ def _compare(flags: SimpleNamespace) -> int:
     if flags.save:
         results.opened(device, flags.results)
     found = compare.compare(a, b, problem(op, flags.shape), Watch, caches=caches, iterations=calls, cap=cap)
-    print(json.dumps(found) if flags.json else "\n".join(compare.text(found)))
+    to_stdout(json.dumps(found) if flags.json else "\n".join(compare.text(found)))
     if flags.save:
         results.save(f"compare-{op}-{flags.shape or 'default'}-{a.label}-{b.label}", [found], device, flags.results)
     return OK

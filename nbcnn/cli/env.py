@@ -13,6 +13,7 @@ from typing import Any
 from nbcnn import __version__
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
+from nbcnn.cli.saying import to_stdout
 
 PACKAGES = (
     *("numpy", "numba", "numba-cuda", "llvmlite", "numba-cuda-mlir", "scikit-learn", "matplotlib", "cuda-bindings", "cuda-core"),
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         found = report()
-        print(json.dumps(found) if flags.json else text(found))
+        to_stdout(json.dumps(found) if flags.json else text(found))
         return OK
 
     return guarded(run)

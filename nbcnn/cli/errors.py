@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 
 from nbcnn.cli.process import ENDED, end_soon, unwritten
+from nbcnn.cli.saying import to_stderr
 from nbcnn.files import extras
-from nbcnn.files.quote import printable
 from nbcnn.gpu import faults
 from nbcnn.train.interrupt import Unwinding
 
@@ -82,19 +81,19 @@ def guarded(command: Callable[[], int], without_gpu: str | Callable[[], str] = M
         received.restore()
         number = received.signal or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
         if number is not None:
-            print(ENDED[signal.Signals(number)], file=sys.stderr)
+            to_stderr(ENDED[signal.Signals(number)])
             end_soon(128 + number)
             return 128 + number
         if not isinstance(error, Exception):
             raise
         if os.environ.get("NBCNN_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
-        print(printable(f"nbcnn: error: {message(error, without_gpu)}"), file=sys.stderr)
+        to_stderr(f"nbcnn: error: {message(error, without_gpu)}")
         if faults.explained(error):
             faults.freed_in_silence()
         return exit_code(error)
     if code in (SIGINT, SIGTERM):
         end_soon(code)  # a training that saved its state before it ended; before stdout is written, which may wait for a reader
     if lost := unwritten():
-        print(f"nbcnn: error: stdout could not be written: {lost.strerror}; what the command has saved stands", file=sys.stderr)
+        to_stderr(f"nbcnn: error: stdout could not be written: {lost.strerror}; what the command has saved stands")
     return code or (RUNTIME if lost else OK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.train_flags import dataset
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import counted, printable
+from nbcnn.files.quote import counted
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _evaluate(flags: SimpleNamespace) -> int:
         images = data.test_images if flags.split != "train" else data.train_images
         labels = _labels(model, data, flags.split or "test", of_pixels) if net.takes_classes else None
         if not flags.quiet:
-            print(f"{net.mode} {net.precision} on {net.device_name}; {counted(len(images), 'image')} of {data.name}", file=sys.stderr, flush=True)
+            to_stderr(f"{net.mode} {net.precision} on {net.device_name}; {counted(len(images), 'image')} of {data.name}")
         found: dict[str, Any] = {"run": str(flags.run), "dataset": data.name, "split": flags.split or "test", "images": len(images)}
         found |= model.evaluate(images, labels, batch_size=flags.batch or 256, channels_last=False)
         lines: list[str] = []
@@ -86,10 +86,10 @@ def _evaluate(flags: SimpleNamespace) -> int:
             found["confusion"] = counts.tolist()
             lines = ["", *pixels.class_lines(counts, classes, of_pixels)]
     if flags.json:
-        print(json.dumps(found))
+        to_stdout(json.dumps(found))
         return OK
     words = {"loss": f"loss {found['loss']:.5f}"} | {what: f"{what} {found[what]:.2%}" for what in ("accuracy", "iou") if what in found}
-    print(printable("\n".join([f"{data.name}, {found['split']}, {counted(len(images), 'image')}: {', '.join(words.values())}", *lines])))
+    to_stdout("\n".join([f"{data.name}, {found['split']}, {counted(len(images), 'image')}: {', '.join(words.values())}", *lines]))
     return OK
 
 

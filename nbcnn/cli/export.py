@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from types import SimpleNamespace
 
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, one_of
-from nbcnn.files.quote import printable
+from nbcnn.cli.saying import to_stdout
 from nbcnn.files.suggest import called
 
 SUMMARY = "Write a trained network as an ONNX file (opset 21): layers for training alone and the loss are left out, weights keep their names."
@@ -52,7 +51,7 @@ def _export(flags: SimpleNamespace) -> int:
     flags.file.parent.mkdir(parents=True, exist_ok=True)
     atomic.replace_bytes(flags.file, content)
     if flags.json:
-        print(json.dumps({"file": str(flags.file), "bytes": len(content), "opset": OPSET, "nodes": len(made.graph.node)}))
+        to_stdout(json.dumps({"file": str(flags.file), "bytes": len(content), "opset": OPSET, "nodes": len(made.graph.node)}))
     else:
-        print(printable(f"{flags.file}: {len(made.graph.node)} nodes of opset {OPSET}, {len(content):,} bytes"), file=sys.stdout)
+        to_stdout(f"{flags.file}: {len(made.graph.node)} nodes of opset {OPSET}, {len(content):,} bytes")
     return OK

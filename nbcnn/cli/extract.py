@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from nbcnn.cli import paths
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
 from nbcnn.cli.part import Part
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import counted, printable
+from nbcnn.files.quote import counted
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def say_of(flags: SimpleNamespace) -> Callable[[str], None]:
 
     def say(text: str) -> None:
         if text and not flags.quiet:
-            print(printable(text), file=sys.stderr, flush=True)
+            to_stderr(text)
 
     return say
 
@@ -320,7 +321,7 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
     problems: list[str] = []
     found, started = list(pictures.read_all(paths, net.input_shape, problems)), time.perf_counter()
     for problem in problems:
-        print(printable(f"nbcnn: error: {problem}"), file=sys.stderr)
+        to_stderr(f"nbcnn: error: {problem}")
     if not found:
         return DATA
     features = net.predict(np.stack([image for _, image in found]), flags.batch or 256).reshape(len(found), -1)
@@ -336,7 +337,7 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
         atomic.replace_bytes(out / "images.txt", "".join(f"{path}\n" for path, _ in found).encode(errors="surrogateescape"))
         atomic.replace_bytes(file, content.getvalue())
     told = {"features": str(file), "images": len(found), "width": features.shape[1], "compute_seconds": seconds, "problems": problems}
-    print(
+    to_stdout(
         json.dumps(told)
         if flags.json
         else f"{counted(len(found), 'image')} × {counted(features.shape[1], 'feature')} in {file}; images.txt names the rows"
@@ -364,7 +365,7 @@ def write_split(net: Any, writer: Any, images: Any, batch: int, quiet: bool | No
             bar.update(len(block))
             if bar.disable and not quiet and time.perf_counter() - told > LINE_SECONDS:
                 told = time.perf_counter()
-                print(f"{writer.split}: {at:,} of {counted(len(images), 'image')}", file=sys.stderr, flush=True)
+                to_stderr(f"{writer.split}: {at:,} of {counted(len(images), 'image')}")
     return computing
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from nbcnn import __version__
 from nbcnn.cli import errors, paths
+from nbcnn.cli.saying import to_stderr
 from nbcnn.files import numerals
-from nbcnn.files.quote import printable, quoted
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.plan import names
 
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
             self.error(found)
 
     def error(self, message: str) -> NoReturn:
-        print(printable(f"nbcnn: error: {message}\n  {self.prog} --help lists every flag"), file=sys.stderr)
+        to_stderr(f"nbcnn: error: {message}\n  {self.prog} --help lists every flag")
         raise SystemExit(errors.USAGE)
 
 

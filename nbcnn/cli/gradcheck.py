@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import MODES, Parser, flag, one_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 
 SUMMARY = "Check every kernel against the float64 reference and every gradient against its forward; exit 1 if one fails."
 EXAMPLES = (
@@ -41,7 +41,7 @@ def _check(flags: SimpleNamespace) -> int:
     from nbcnn.run.rows import choose_mode
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        to_stderr(text)
 
     if flags.mode:
         choose_mode(flags.mode, None)
@@ -59,10 +59,10 @@ def _check(flags: SimpleNamespace) -> int:
     failed = [f for f in findings if not f.ok]
     rows = [f for f in worst(findings) if not (flags.failures and f.ok)]
     if flags.json:
-        print(json.dumps({"checks": len(findings), "failed": len(failed), "rows": [vars(f) | {"ok": f.ok} for f in rows]}))
+        to_stdout(json.dumps({"checks": len(findings), "failed": len(failed), "rows": [vars(f) | {"ok": f.ok} for f in rows]}))
     else:
-        print(f"{'mode':11}{'':6}{'op':22}{'check':24}{'worst case':34}{'error':>10}{'bound':>10}")
+        to_stdout(f"{'mode':11}{'':6}{'op':22}{'check':24}{'worst case':34}{'error':>10}{'bound':>10}")
         for f in rows:
-            print(f"{f.mode:11}{f.precision:6}{f.op:22}{f.check:24}{f.label:34}{f.error:10.1e}{f.bound:10.1e}{'' if f.ok else '  FAILED'}")
-        print(f"{len(findings)} checks, {len(failed)} failed")
+            to_stdout(f"{f.mode:11}{f.precision:6}{f.op:22}{f.check:24}{f.label:34}{f.error:10.1e}{f.bound:10.1e}{'' if f.ok else '  FAILED'}")
+        to_stdout(f"{len(findings)} checks, {len(failed)} failed")
     return RUNTIME if failed else OK

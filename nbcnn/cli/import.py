@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
+from nbcnn.cli.saying import to_stdout
 from nbcnn.files import numerals
-from nbcnn.files.quote import printable, quoted
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import called
 
 SUMMARY = "Make a saved model of an ONNX file; nodes that are not taken are named, all at once."
@@ -57,7 +58,7 @@ def _import(flags: SimpleNamespace) -> int:
         path = model.save(flags.file)
     if flags.json:
         inputs, outputs = ({name: list(dims) for name, dims in each.items()} for each in (made.inputs, made.outputs))
-        print(json.dumps({"file": str(path), "parameters": count, "inputs": inputs, "outputs": outputs}))
+        to_stdout(json.dumps({"file": str(path), "parameters": count, "inputs": inputs, "outputs": outputs}))
     else:
-        print(printable(f"{summary}\n{path}: {count:,} parameters"))
+        to_stdout(f"{summary}\n{path}: {count:,} parameters")
     return OK

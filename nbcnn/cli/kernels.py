@@ -14,6 +14,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import atomic
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
@@ -74,7 +75,7 @@ def _report(flags: SimpleNamespace) -> int:
 
     def say(text: str) -> None:
         if not flags.quiet:
-            print(text, file=sys.stderr, flush=True)
+            to_stderr(text)
 
     if flags.page:
         if flags.mode or flags.precision or flags.arch or flags.op or flags.json or flags.registers or flags.kinds or flags.compilers:
@@ -99,7 +100,7 @@ def _report(flags: SimpleNamespace) -> int:
 
     how = {"counting": not flags.registers, "kinds": bool(flags.kinds)}
     found = list(kernels.report(flags.mode, flags.precision, flags.arch or REPORTED, flags.op, say, **how))
-    print(json.dumps(found) if flags.json else kernels.table(found))
+    to_stdout(json.dumps(found) if flags.json else kernels.table(found))
     return RUNTIME if any("error" in row or row["wide"] for row in found) else OK
 
 
@@ -115,13 +116,13 @@ def _side_by_side(flags: SimpleNamespace) -> int:
             words += [f"--{option}", getattr(flags, option)] if getattr(flags, option) else []
         words += ["--arch", ",".join(flags.arch)] if flags.arch else []
         if not flags.quiet:
-            print(f"{name}:", file=sys.stderr, flush=True)
+            to_stderr(f"{name}:")
         done = subprocess.run(words, env=os.environ | {"NBCNN_COMPILER": name}, stdout=subprocess.PIPE, text=True)
         if not done.stdout:
             said = f"{name}: its process ended with exit code {done.returncode} and reported nothing; what it said stands above"
-            print(f"nbcnn: error: {said}", file=sys.stderr)
+            to_stderr(f"nbcnn: error: {said}")
             return max(done.returncode, RUNTIME)
         found[name] = json.loads(done.stdout)
     rows = kernels.beside(found)
-    print(json.dumps(rows) if flags.json else kernels.table_beside(rows, flags.compilers))
+    to_stdout(json.dumps(rows) if flags.json else kernels.table_beside(rows, flags.compilers))
     return RUNTIME if any("error" in row[name] or row[name].get("wide") for row in rows for name in flags.compilers) else OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import Parser, compare_flag, count, flag, results_flags
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.errors import UsageError
 
 EXAMPLES = (
@@ -53,8 +53,8 @@ def _hopper(flags: SimpleNamespace) -> int:
     device, section = Gpu().device_name, f"hopper-{batch}"
     before = regressions.baseline(flags, section, device)
     with results.keeping(section, device, flags.results, wanted=bool(flags.save)) as rows:
-        rows += hopper.climb(batch, lambda text: print(text, file=sys.stderr, flush=True))
-        print(json.dumps(rows) if flags.json else hopper.table(rows))
+        rows += hopper.climb(batch, to_stderr)
+        to_stdout(json.dumps(rows) if flags.json else hopper.table(rows))
     return RUNTIME if before is not None and before.regressed(rows, flags) else OK
 
 
@@ -67,10 +67,10 @@ def _climb(flags: SimpleNamespace) -> int:
     device, section = "CPU" if gpu_missing() else Gpu().device_name, f"ladder-{batch}"
     before = regressions.baseline(flags, section, device)
     with results.keeping(section, device, flags.results, wanted=bool(flags.save)) as rows:
-        for row in ladder.climb(batch, lambda text: print(text, file=sys.stderr, flush=True)):
+        for row in ladder.climb(batch, to_stderr):
             rows.append(row)
         if rows:
-            print(json.dumps(rows) if flags.json else ladder.table(rows))
+            to_stdout(json.dumps(rows) if flags.json else ladder.table(rows))
     if not rows:
         return RUNTIME
     if flags.chart:

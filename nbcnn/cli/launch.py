@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import Parser, count, flag
+from nbcnn.cli.saying import to_stderr
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
@@ -202,7 +203,7 @@ class Ranks:
                 first = code if code > 0 else 128 - code
                 if code < 0:
                     with self._lock:
-                        print(f"nbcnn launch: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
+                        to_stderr(f"nbcnn launch: rank {rank} was ended by {signal.Signals(-code).name}")
         return first
 
 

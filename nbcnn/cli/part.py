@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from nbcnn.cli.phases import Phases
+from nbcnn.cli.saying import to_stdout
 from nbcnn.files.quote import printable
 
 SWITCH_SECONDS = 1e-4
@@ -36,7 +37,7 @@ class Part:
 
     def results(self, found: dict[str, Any], text: str, as_json: bool, kept: Any = None) -> None:
         """Take the results: `found` is what --json prints, `text` what is printed otherwise, `kept` what the next part takes."""
-        print(json.dumps(found) if as_json else printable(text))
+        to_stdout(json.dumps(found) if as_json else printable(text))
 
 
 class Handed(Part):

@@ -28,9 +28,9 @@ from nbcnn.cli.flags import Parser, flag, one_of, some_of
 from nbcnn.cli.part import Behind, Handed
 from nbcnn.cli.phases import Phases
 from nbcnn.cli.pipeline_job import INDEX, Job, classify_words, extract_words, read, settings, train_words
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             begun = read(own.resume)["words"]
         except (OSError, ValueError) as error:
-            print(printable(f"nbcnn: error: {own.resume} holds no pipeline to resume ({error})"), file=sys.stderr)
+            to_stderr(f"nbcnn: error: {own.resume} holds no pipeline to resume ({error})")
             return getattr(error, "exit_code", 3)
         own, rest = made.parse_known_args([*begun, *words])
     given = train_flags.parse(rest)  # a mistake ends it here, in train's words
@@ -133,7 +133,7 @@ def _parts(team: Team, job: Job) -> int:
     job.begun = json.loads(team.broadcast(json.dumps(job.begun).encode()))
     job.leads, job.kept = team.leads, team.size > 1 or bool(job.own.keep_features)
     if team.size > 1 and team.leads and not job.quiet:
-        print(SHARED_WORK, file=sys.stderr, flush=True)
+        to_stderr(SHARED_WORK)
     with _continues(job, team), job.held, ExitStack() as held, Behind() as behind:
         if team.leads and job.begun:
             job.claim()
@@ -149,7 +149,7 @@ def _continues(job: Job, team: Team) -> Iterator[None]:
         yield
     except BaseException as error:
         if team.leads and job.begun and not job.quiet and exit_code(error) not in (USAGE, DIVERGED):
-            print(printable(f"nbcnn: the pipeline has not ended; continue with\n  {job.command()}"), file=sys.stderr, flush=True)
+            to_stderr(f"nbcnn: the pipeline has not ended; continue with\n  {job.command()}")
         raise
 
 
@@ -338,7 +338,7 @@ def _there(job: Job, part: Handed) -> Opened | None:
             return None
         found = read_features(job.features)
     except DataError as error:
-        print(printable(f"nbcnn: warning: {error}: they are extracted again"), file=sys.stderr, flush=True)
+        to_stderr(f"nbcnn: warning: {error}: they are extracted again")
         return None
     part.phases.mark("hashing")
     _say(job, f"2 of 3: the features in {job.features} are those of this checkpoint")
@@ -353,7 +353,7 @@ def _there(job: Job, part: Handed) -> Opened | None:
 
 def _say(job: Job, text: str) -> None:
     if job.leads and not job.quiet:
-        print(printable(text), file=sys.stderr, flush=True)
+        to_stderr(text)
 
 
 def _report(job: Job, parts: dict[str, Handed]) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def _finish(job: Job, parts: dict[str, Handed]) -> None:
     report = _report(job, parts) | {"settings": settings(job), "text": parts["classify"].text, "kept": job.kept}
     job.keep(report=report)
     if job.given.verbose and not job.quiet:
-        print(_times(parts), file=sys.stderr, flush=True)
+        to_stderr(_times(parts))
     _tell(job, report)
 
 
@@ -379,7 +379,7 @@ def _times(parts: dict[str, Handed]) -> str:
 def _tell(job: Job, report: dict[str, Any]) -> None:
     """Print the one report of all parts."""
     if job.given.json:
-        print(json.dumps({name: value for name, value in report.items() if name not in ("settings", "text", "kept")}))
+        to_stdout(json.dumps({name: value for name, value in report.items() if name not in ("settings", "text", "kept")}))
         return
     train, features, seconds = report["train"], report["features"], report["seconds"]
     lines = []
@@ -396,14 +396,14 @@ def _tell(job: Job, report: dict[str, Any]) -> None:
         extracted = called("extract", shlex.join([str(job.run), "--out", str(job.features), *job.named("at", "mirror")]))
         lines.append(f"the classifier's file takes its support vectors from features, which this writes: {extracted}")
     lines.append(f"next: {called('report', shlex.join([str(job.run), '--features', str(job.features)]))}")
-    print(printable("\n".join(lines)))
+    to_stdout("\n".join(lines))
 
 
 def _ended_early(job: Job, parts: dict[str, Handed], behind: Behind, code: int) -> int:
     """Tell of a training that was interrupted."""
     behind.wait()
     if job.given.json:
-        print(json.dumps(_report(job, parts)))
+        to_stdout(json.dumps(_report(job, parts)))
     else:
-        print(printable(f"stopped at training step {parts['train'].found.get('step', 0):,} and saved; continue with\n  {job.command()}"))
+        to_stdout(f"stopped at training step {parts['train'].found.get('step', 0):,} and saved; continue with\n  {job.command()}")
     return code

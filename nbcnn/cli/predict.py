@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import DATA, OK, guarded
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
-from nbcnn.files.quote import counted, printable
+from nbcnn.cli.saying import to_stderr, to_stdout
+from nbcnn.files.quote import counted
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _predict(flags: SimpleNamespace) -> int:
         if len(shape) != 3 or not isinstance(form := model.form, Form):
             raise UsageError(f"{flags.run} takes examples of {shape}, which are no images")
         if not flags.quiet:
-            print(f"{model.net.mode} {model.net.precision} on {model.net.device_name}; {counted(len(paths), 'file')}", file=sys.stderr, flush=True)
+            to_stderr(f"{model.net.mode} {model.net.precision} on {model.net.device_name}; {counted(len(paths), 'file')}")
 
         of_pixels = model.net.takes_classes and bool(model.net.plane)
         if flags.masks:
@@ -151,11 +151,7 @@ def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
     path = run / Path(which).name if run.is_dir() and not flags.checkpoint else files.found(run, flags.checkpoint)
     net = classifier.encoder(path, flags.mode or "auto", flags.precision)
     if not flags.quiet:
-        print(
-            printable(f"{net.mode} {net.precision} on {net.device_name}, {flags.classifier}; {counted(len(paths), 'file')}"),
-            file=sys.stderr,
-            flush=True,
-        )
+        to_stderr(f"{net.mode} {net.precision} on {net.device_name}, {flags.classifier}; {counted(len(paths), 'file')}")
     names = classifier.origin.classes
 
     def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
@@ -222,12 +218,12 @@ def _told(
     if rows and flags.csv:
         _write_csv(flags.csv, rows)
     if flags.json:
-        print(json.dumps({"run": str(flags.run), "images": rows, "problems": problems}))
+        to_stdout(json.dumps({"run": str(flags.run), "images": rows, "problems": problems}))
     else:
         for row in rows:
-            print(printable(_line(row)))
+            to_stdout(_line(row))
     for problem in problems:
-        print(printable(f"nbcnn: error: {problem}"), file=sys.stderr)
+        to_stderr(f"nbcnn: error: {problem}")
     return DATA if problems else OK
 
 

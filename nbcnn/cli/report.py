@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
-from nbcnn.files.quote import printable
+from nbcnn.cli.saying import to_stderr, to_stdout
 
 SUMMARY = "Write one HTML file that shows a run, or all results of a device; needs no GPU and no internet, nor does reading it."
 EXAMPLES = (
@@ -66,9 +65,9 @@ def _report(flags: SimpleNamespace) -> int:
     content = text.encode(errors="backslashreplace")  # names of files may be any bytes
     atomic.replace_bytes(path, content)
     if flags.json:
-        print(json.dumps({"report": str(path), "bytes": len(content), "missing": [vars(each) for each in missing]}))
+        to_stdout(json.dumps({"report": str(path), "bytes": len(content), "missing": [vars(each) for each in missing]}))
         return OK
     for each in missing:
-        print(printable(f"not measured: {each.what}" + "".join(f" ({words})" for words in (each.why, each.command) if words)), file=sys.stderr)
-    print(printable(f"{path}: {len(content) / 1024:,.0f} KiB, open it in any browser"))
+        to_stderr(f"not measured: {each.what}" + "".join(f" ({words})" for words in (each.why, each.command) if words))
+    to_stdout(f"{path}: {len(content) / 1024:,.0f} KiB, open it in any browser")
     return OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import ENGINES, GPU_MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
@@ -70,7 +70,7 @@ def _timed(flags: SimpleNamespace, session: Any, options: dict[str, Any]) -> int
     _say(f"timing {len(session.program.bound)} steps …")
     found = roofline.measure(session, roofs)
     device = session.net.device_name
-    print(json.dumps(found) if flags.json else roofline.table(found))
+    to_stdout(json.dumps(found) if flags.json else roofline.table(found))
     if flags.save:
         results.save(section("roofline", flags, session), [found], device, flags.results)
     if flags.chart:
@@ -84,7 +84,7 @@ def _counted(flags: SimpleNamespace, session: Any) -> int:
 
     _say("counting one training step with ncu …")
     found = counters.validate(session)
-    print(json.dumps(found) if flags.json else counters.table(found))
+    to_stdout(json.dumps(found) if flags.json else counters.table(found))
     if flags.save:
         results.save(section("counters", flags, session), [found], session.net.device_name, flags.results)
     return 0
@@ -98,4 +98,4 @@ def section(what: str, flags: SimpleNamespace, session: Any) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    to_stderr(text)

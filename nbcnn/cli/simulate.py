@@ -12,6 +12,7 @@ from typing import Any
 
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import GPU_MODES, OWN_PRECISION, Parser, flag, one_of
+from nbcnn.cli.saying import to_stdout
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.names import PRECISIONS
 
@@ -84,15 +85,15 @@ def _simulate(flags: SimpleNamespace) -> int:
     if flags.json:
         launches = [asdict(launch) for launch in found.launches]
         faults = [asdict(fault) for fault in found.faults]
-        print(json.dumps({"op": flags.op, "shape": shape, "mode": choice.label, "part": made.part, "launches": launches, "faults": faults,
+        to_stdout(json.dumps({"op": flags.op, "shape": shape, "mode": choice.label, "part": made.part, "launches": launches, "faults": faults,
                           "error": error, "bound": limit}))  # fmt: skip
     else:
-        print(f"{flags.op} {shape} by {made.row.mode} {made.row.precision}, part {made.part}")
+        to_stdout(f"{flags.op} {shape} by {made.row.mode} {made.row.precision}, part {made.part}")
         for number, launch in enumerate(found.launches, 1):
-            print("\n".join(text(launch, number, flags.lines)))
+            to_stdout("\n".join(text(launch, number, flags.lines)))
         for fault in found.faults:
-            print(f"FAULT {_short(fault.line)}: {str(fault)[len(fault.line) + 2 :]}")
-        print(f"\n{len(found.faults)} faults; error {error:.1e}, bound {limit:.1e}{'' if right else ': WRONG'}")
+            to_stdout(f"FAULT {_short(fault.line)}: {str(fault)[len(fault.line) + 2 :]}")
+        to_stdout(f"\n{len(found.faults)} faults; error {error:.1e}, bound {limit:.1e}{'' if right else ': WRONG'}")
     return OK if right and not found.faults else RUNTIME
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, results_flags, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 
 EXAMPLES = (
     "python -m nbcnn study cifar94 --data-dir data --seeds 5",
@@ -52,7 +52,7 @@ def _measure(flags: SimpleNamespace) -> int:
     data = datasets.load("cifar10", data_dir=flags.data_dir or "data", limit=flags.limit, progress=False)
     wanted = [form for form in flags.peers or ("graph",) if form != "none"] if device != "CPU" else []
     if wanted and not torch_step.available():
-        print(torch_step.MISSING, file=sys.stderr)
+        to_stderr(torch_step.MISSING)
         wanted = []
     if flags.save:
         results.opened(device, flags.results)
@@ -60,7 +60,7 @@ def _measure(flags: SimpleNamespace) -> int:
 
     def kept(row: dict[str, Any]) -> None:
         rows.append(row | {"data": data.name})
-        print(resnet.line(row), file=sys.stderr, flush=True)
+        to_stderr(resnet.line(row))
         if flags.save:  # after every training: one that is interrupted keeps what it has
             results.save(f"cifar94-{rows[0]['form'].removeprefix('nbcnn ').replace(' ', '-')}", rows, device, flags.results)
 
@@ -70,5 +70,5 @@ def _measure(flags: SimpleNamespace) -> int:
         kept(cifar94.train(data, seed, epochs))
         for form in wanted:
             kept(cifar94.peer(data, seed, epochs, form))
-    print(json.dumps(rows) if flags.json else "\n".join(resnet.summary(rows, "examples/cifar94.py")))
+    to_stdout(json.dumps(rows) if flags.json else "\n".join(resnet.summary(rows, "examples/cifar94.py")))
     return OK

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import Parser, count, flag, results_flags
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.errors import UsageError
 
 EXAMPLES = (
@@ -42,7 +42,7 @@ def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.lab.studies import compilers, hopper
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        to_stderr(text)
 
     parts = [part for part in compilers.PARTS if (flags.parts or "") in part]
     if not parts:
@@ -59,5 +59,5 @@ def _measure(flags: SimpleNamespace) -> int:
         for row in compilers.measure(parts, flags.rounds or 3, say):
             rows.append(row)
         if rows:
-            print(json.dumps(rows) if flags.json else compilers.table(rows))
+            to_stdout(json.dumps(rows) if flags.json else compilers.table(rows))
     return RUNTIME if not rows or compilers.failures(rows) else OK

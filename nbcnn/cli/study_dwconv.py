@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import GPU_MODES, OWN_PRECISION, Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import numerals
 from nbcnn.files.quote import quoted
 from nbcnn.plan.names import DWCONV, PRECISIONS
@@ -173,7 +173,7 @@ def _steps(flags: SimpleNamespace, found: list[dict[str, Any]], keep: Callable[[
     forms = () if bf16 or not _torch(flags) else forecast_peers.FORMS
     steps = forecast_step.measure(flags.batch, flags.variants, trios, say=_say, keep=keep, forms=forms, **options)
     if not flags.json:
-        print("\n" + "\n".join(dwconv_report.step_table(steps)))
+        to_stdout("\n" + "\n".join(dwconv_report.step_table(steps)))
     return steps
 
 
@@ -188,7 +188,7 @@ def _counted(flags: SimpleNamespace) -> int:
     rows = dwconv_counters.count(shape, flags.variants, flags.padding, device.target)
     if flags.save:
         results.save(f"dwcounters-{flags.padding}", [{"shape": list(shape), "kernels": rows}], device.device_name, flags.results)
-    print(json.dumps(rows) if flags.json else "\n".join(dwconv_counters.table(rows)))
+    to_stdout(json.dumps(rows) if flags.json else "\n".join(dwconv_counters.table(rows)))
     return 0
 
 
@@ -202,10 +202,10 @@ def _show(flags: SimpleNamespace, found: list[dict[str, Any]], times: str) -> No
     if flags.json:
         return
     ceiling = dwconv.Ceiling(found[0]["peak"], found[0]["bandwidth"])
-    print(f"ceilings: {ceiling.peak / 1e12:.3g} TFLOP/s, {ceiling.bandwidth / 1e12:.3g} TB/s; memory limits below {ceiling.ridge:.1f} flop/B")
-    print(f"times: {times}")
+    to_stdout(f"ceilings: {ceiling.peak / 1e12:.3g} TFLOP/s, {ceiling.bandwidth / 1e12:.3g} TB/s; memory limits below {ceiling.ridge:.1f} flop/B")
+    to_stdout(f"times: {times}")
     for each in found:
-        print("\n" + "\n".join(dwconv_report.tables(each, flags.share)))
+        to_stdout("\n" + "\n".join(dwconv_report.tables(each, flags.share)))
 
 
 def _json(flags: SimpleNamespace, found: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
@@ -214,8 +214,8 @@ def _json(flags: SimpleNamespace, found: list[dict[str, Any]], steps: list[dict[
 
     if flags.json:
         made = [row for each in found for row in gains(each["rows"], flags.share)]
-        print(json.dumps({"sizes": found, "gains": made, "share": flags.share, "steps": steps}))
+        to_stdout(json.dumps({"sizes": found, "gains": made, "share": flags.share, "steps": steps}))
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    to_stderr(text)

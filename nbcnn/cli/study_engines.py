@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import Parser, count, flag, real, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import atomic
 
 EXAMPLES = (
@@ -50,7 +50,7 @@ def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.lab.studies import engines
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        to_stderr(text)
 
     names = flags.networks.split(",") if flags.networks else list(engines.ALL)
     for name in names:
@@ -73,5 +73,5 @@ def _measure(flags: SimpleNamespace) -> int:
     finally:
         if flags.out and kept:
             atomic.replace_bytes(Path(flags.out), json.dumps(kept).encode())
-    print(json.dumps(rows) if flags.json else "\n".join(engines.lines(rows)))
+    to_stdout(json.dumps(rows) if flags.json else "\n".join(engines.lines(rows)))
     return OK if rows else RUNTIME

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from nbcnn.cli import paths
 from nbcnn.cli.errors import MODE_CPU, OK, guarded
 from nbcnn.cli.flags import MODES, Parser, count, flag, one_of, results_flags, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
@@ -86,7 +86,7 @@ def _measure(flags: SimpleNamespace) -> int:
     more = ("--epochs", str(flags.epochs)) if flags.epochs else ()
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        to_stderr(text)
 
     with (
         tempfile.TemporaryDirectory(prefix="nbcnn-features-") as temporary,
@@ -113,5 +113,5 @@ def _measure(flags: SimpleNamespace) -> int:
         for case in cases if flags.pictures else ():
             if not features.missing(plan, case):
                 features.pictures(plan, case, flags.pictures / case.key)
-        print(json.dumps(rows) if flags.json else "\n".join(features.summary(rows)))
+        to_stdout(json.dumps(rows) if flags.json else "\n".join(features.summary(rows)))
     return OK

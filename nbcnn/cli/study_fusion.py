@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
@@ -110,16 +110,16 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
     device = Gpu()
     peer = flags.peer != "none" and peers.available()
     if flags.peer != "none" and not peer:
-        print(peers.MISSING, file=sys.stderr)
+        to_stderr(peers.MISSING)
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        to_stderr(text)
 
     kept = results.keeping(section(study, flags), device.device_name, flags.results, wanted=bool(flags.save))
     with Watch(device) as watch, kept as rows:
         for row in fusion.measure(cases(study, flags, device, peer), device, watch, flags.seconds or 0.5, study, say):
             rows.append(row)
-        print(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
+        to_stdout(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
     if flags.out:
         from nbcnn.lab.studies import heatmaps
 

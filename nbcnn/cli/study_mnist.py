@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import MODE_CPU, OK, guarded
 from nbcnn.cli.flags import MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.names import PRECISIONS
 
@@ -66,15 +66,15 @@ def _measure(flags: SimpleNamespace) -> int:
         way = mnist.Way(choice, flags.norm or "s0", fusing)
         for seed in range(flags.seeds or 5):
             rows.append(mnist.train(data, way, seed, flags.epochs or 10))
-            print(f"{way.form}, seed {seed}: {rows[-1]['accuracy']:.2%}", file=sys.stderr, flush=True)
+            to_stderr(f"{way.form}, seed {seed}: {rows[-1]['accuracy']:.2%}")
         if row.device == "gpu":
             rows.append(mnist.steps(data, way))
     if flags.peer != "none" and row.device == "gpu":
         if peers.available():
             rows += mnist.torch_steps(data)
         else:
-            print(peers.MISSING, file=sys.stderr)
+            to_stderr(peers.MISSING)
     if flags.save:
         results.save(f"mnist-{row.mode}-{row.precision}", rows, device, Path(flags.results) if flags.results else None)
-    print(json.dumps(rows) if flags.json else "\n".join(mnist.summary(rows)))
+    to_stdout(json.dumps(rows) if flags.json else "\n".join(mnist.summary(rows)))
     return OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import MODE_CPU, OK, guarded
 from nbcnn.cli.flags import MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags, some_of
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
@@ -65,7 +65,7 @@ def _measure(flags: SimpleNamespace) -> int:
     recipe = resnet.recipe_of(own, len(data.train_images), flags.epochs or own["epochs"])
     wanted = [form for form in flags.peers or ("graph",) if form != "none"] if choice.row.device == "gpu" else []
     if wanted and not torch_step.available():
-        print(torch_step.MISSING, file=sys.stderr)
+        to_stderr(torch_step.MISSING)
         wanted = []
     device = Gpu().device_name if choice.row.device == "gpu" else "CPU"
     if flags.save:
@@ -74,7 +74,7 @@ def _measure(flags: SimpleNamespace) -> int:
 
     def kept(row: dict[str, Any]) -> None:
         rows.append(row | {"data": data.name})
-        print(resnet.line(row), file=sys.stderr, flush=True)
+        to_stderr(resnet.line(row))
         if flags.out:
             atomic.replace_bytes(flags.out, (json.dumps(rows, indent=1) + "\n").encode())
         if flags.save:  # after every training: one that is interrupted keeps what it has
@@ -85,5 +85,5 @@ def _measure(flags: SimpleNamespace) -> int:
         kept(resnet.train(data, recipe, choice, seed, flags.filters or 64))
         for form in wanted:
             kept(peer.train(data, recipe, seed=seed, form=form, filters=flags.filters or 64))
-    print(json.dumps(rows) if flags.json else "\n".join(resnet.summary(rows)))
+    to_stdout(json.dumps(rows) if flags.json else "\n".join(resnet.summary(rows)))
     return OK

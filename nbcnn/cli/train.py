@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING
 from nbcnn.cli import recipes, train_flags
 from nbcnn.cli.part import Part
 from nbcnn.cli.phases import Phases
+from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 from nbcnn.plan.names import FITTED
 
@@ -65,7 +64,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
 
     def say(text: str, always: bool = False) -> None:
         if text and (always or not flags.quiet):
-            print(printable(text), file=sys.stderr, flush=True)
+            to_stderr(text)
 
     phases.mark("imports")
     if flags.model in FITTED:
@@ -133,7 +132,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
             say(ranges.MISSING)
     if flags.explain:
         if team.leads:
-            print(describe.explanation(session))
+            to_stdout(describe.explanation(session))
         return 0
 
     run = train_run.claimed(start, data, net.mode, held) if team.leads else start.folder or "runs"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbcnn.cli import train_run
+from nbcnn.cli.saying import to_stdout
 from nbcnn.cli.train_data import Material
 from nbcnn.dictionary import fit
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import printable
 from nbcnn.files.suggest import called
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice, choose_mode
@@ -81,12 +81,12 @@ def fitted(
     told: dict[str, Any] = {"run": str(run.path), "dataset": data.name, "mode": net.mode, "precision": net.precision, "device": net.device_name}
     whole = time.perf_counter() - started
     if flags.json:
-        print(json.dumps(told | {"fit_seconds": round(seconds, 3), "seconds": round(whole, 3), "parameters": net.params.count}))
+        to_stdout(json.dumps(told | {"fit_seconds": round(seconds, 3), "seconds": round(whole, 3), "parameters": net.params.count}))
         return 0
     said = (
         f"{data.name}, {net.mode} {net.precision}: {flags.model} fitted to {data.count:,} images in {seconds:.1f} s ({whole:.1f} s since the start)\n"
         f"run folder {run.path}: checkpoints\n"
         f"next: {called('extract', run.path)}"
     )
-    print(printable(said))
+    to_stdout(said)
     return 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 import time
 import tracemalloc
 
 import numpy as np
 import pytest
-from scripts import TINY, exits, extract, message, train
+from scripts import ROOT, TINY, exits, extract, message, train
 
 from nbcnn.cli import export, pipeline, report, train_flags
 from nbcnn.files.errors import UsageError
@@ -113,3 +116,19 @@ def test_names_with_escape_sequences_are_printed_escaped_by_every_command_that_n
         said = "".join(capsys.readouterr())
         assert r"\x1b[" in said
         assert "\x1b" not in said
+
+
+def test_no_command_prints_but_by_the_functions_that_escape():
+    for file in sorted((ROOT / "nbcnn" / "cli").glob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        printing = [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"]
+        assert len(printing) == (2 if file.name == "saying.py" else 0), f"{file.name}:{printing}: nbcnn.cli.saying has to_stdout and to_stderr"
+
+
+def test_the_folder_of_the_kernels_is_printed_escaped(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    environment["NUMBA_CACHE_DIR"] = str(tmp_path / "\x1b[31m")
+    done = subprocess.run([sys.executable, "-m", "nbcnn", "cache", "list"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "/\\x1b[31m" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
