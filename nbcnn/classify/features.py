@@ -187,6 +187,8 @@ class Verification:
 def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     if not path.is_file():
+        if (folder / "images.txt").is_file():
+            raise DataMissing(f"{folder} has features of image files, which have no labels. Of a labelled data set: python extract_features.py RUN")
         what = "is not there" if not folder.exists() else f"has no {INDEX}: no features were written there, or not to the end"
         raise DataMissing(f"{folder} {what}. To make them: python extract_features.py RUN")
     try:

@@ -164,12 +164,12 @@ def _without_gpu(flags: SimpleNamespace) -> str:
     """What can be timed without a GPU instead: the same on the NumPy path, where mode cpu has what it times."""
     from nbcnn import modes
 
-    ladder = "python -m nbcnn ladder, which times the NumPy path as well"
+    ladder = "python -m nbcnn ladder times the NumPy path"
     op = flags.op if flags.what == "warmup" and flags.op else flags.what
     if flags.what in GPU_ALONE or flags.fused or not (op in STUDIES or op in modes.MODES["cpu", "fp32"].ops):
         return ladder
     of = f" --op {flags.op}" if flags.op else ""
-    return f"python -m nbcnn bench {flags.what}{of} --mode cpu times the NumPy path; {ladder}"
+    return f"python -m nbcnn bench {flags.what}{of} --mode cpu, or {ladder}"
 
 
 def _measure(flags: SimpleNamespace) -> int:

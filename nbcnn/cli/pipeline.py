@@ -394,7 +394,7 @@ def _tell(job: Job, report: dict[str, Any]) -> None:
     lines += ["", report["text"], "", f"{job.out / INDEX}: all results; {seconds['total']:.1f} s in all"]
     if not report["kept"] and not job.own.portable:
         extracted = called("extract", shlex.join([str(job.run), "--out", str(job.features), *job.named("at", "mirror")]))
-        lines.append(f"the classifier's file takes its support vectors from features, which this writes: {extracted}")
+        lines.append(f"the classifier reads its support vectors from the features; to write those: {extracted}")
     lines.append(f"next: {called('report', shlex.join([str(job.run), '--features', str(job.features)]))}")
     to_stdout("\n".join(lines))
 

@@ -327,7 +327,7 @@ def of_batch(flags: SimpleNamespace) -> str:
     if flags.batch * SMALLER > batch:
         return ""
     return (
-        f"NOTE: lr {flags.lr:g} is for batches of {batch}, and with {flags.batch} the loss may grow without end; "
+        f"NOTE: lr {flags.lr:g} is for batches of {batch}, and with {flags.batch} training may diverge; "
         f"in proportion it is --lr {flags.lr * flags.batch / batch:.2g}."
     )
 

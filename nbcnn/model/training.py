@@ -78,6 +78,10 @@ def train(
     options  flip, augment, shuffle, accumulate, ema and recompute, as `TrainingSession` takes them.
     Raises as `Model.fit`.
     """
+    for each in callbacks:
+        if not isinstance(each, Callback):
+            line = f": write {each.__name__}()" if isinstance(each, type) and issubclass(each, Callback) else ""
+            raise UsageError(f"callbacks are objects of subclasses of nbcnn.Callback, got {each!r}{line}")
     images, targets, test_images, test_targets, batches, name = data
     net, batch = model.net, batches.batch if batches else int(batch_size or min(64, len(images)))
     steps = -(-len(images) // (batch * options["accumulate"]))

@@ -47,8 +47,8 @@ def test_images_without_an_image_shape_are_told_of_it(kind):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--model resnet18 --batch 8", "lr 0.4 is for batches of 512, and with 8 the loss may grow without end; in proportion it is --lr 0.0063"),
-        ("--batch 8", "lr 0.1 is for batches of 64, and with 8 the loss may grow without end; in proportion it is --lr 0.013"),
+        ("--model resnet18 --batch 8", "lr 0.4 is for batches of 512, and with 8 training may diverge; in proportion it is --lr 0.0063"),
+        ("--batch 8", "lr 0.1 is for batches of 64, and with 8 training may diverge; in proportion it is --lr 0.013"),
         ("--batch 32", ""),
         ("--model resnet18 --batch 8 --lr 0.01", ""),
         ("--model mnist-cnn --batch 8", ""),

@@ -17,7 +17,7 @@ from scripts import ROOT, TINY, exits, extract, message, train
 
 import nbcnn
 from nbcnn import datasets
-from nbcnn.cli import compare, launch, loading, predict, study_dwconv, train_flags
+from nbcnn.cli import classify, compare, launch, loading, predict, study_dwconv, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.model import pictures
 from nbcnn.train import callbacks, checkpoint, trainer
@@ -322,6 +322,7 @@ def test_features_of_files(finished, images, tmp_path, capsys):
     said = capsys.readouterr()
     assert ", 1 file, " in said.err
     assert said.out.startswith("1 image × 8,192 features in ")
+    assert "features of image files, which have no labels" in message(capsys, 3, exits(classify.main, [tmp_path / "one"]))
 
 
 # -- what people met

@@ -44,6 +44,13 @@ def test_a_wrong_guess_is_told_the_line_to_write(make, says):
         make()
 
 
+def test_what_is_no_callback_is_told_the_line_to_write():
+    model = nbcnn.Model([Linear(2)], "cross_entropy", mode="cpu")
+    for wrong, says in ((print, "got <built-in function print>"), (nbcnn.EarlyStopping, r"got <class .*>: write EarlyStopping\(\)")):
+        with pytest.raises(UsageError, match=says):
+            model.fit(X, FOURTH, callbacks=[wrong], verbose=0)
+
+
 def test_values_take_numbers():
     x = nbcnn.Input((2,))
     given = np.array([[0.25, 1.0], [0.5, 0.75]], np.float32)

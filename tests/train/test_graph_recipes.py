@@ -65,7 +65,7 @@ def test_figures_that_mean_something_else_in_a_mirror_are_not_mirrored():
 
 def test_a_batch_of_the_recipe_is_at_most_an_eighth_of_few_images():
     chosen = flags("--model", "resnet18")
-    assert "there are 320 images, so a batch has 40, with lr 0.0312" in recipes.on_images(chosen, "folder:pets", 320, False)
+    assert "the training set has 320 images, so a batch has 40, with lr 0.0312" in recipes.on_images(chosen, "folder:pets", 320, False)
     assert (chosen.batch, chosen.lr) == (40, pytest.approx(0.4 * 40 / 512))
     chosen = flags("--model", "resnet18", "--batch", "100")
     assert recipes.on_images(chosen, "folder:pets", 320, False) == ""
