@@ -6,7 +6,6 @@ an ordinary layer: its parameters and its name are those of the convolution insi
 them one by one where a shape does not fit (an odd image cannot be pooled in a convolution's epilogue).
 
     Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and the argmax of each window, two bits
-    Conv2d, any activation       ConvActivation  in training where the activation's gradient reads its output; in inference always
     Conv2d, EvoNormS0 or B0      ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     Conv2d, BatchNorm2d, ReLU    ConvBatchNorm   in inference the norm is folded into filters and bias; in training the norm takes the ReLU
     Conv2d, BatchNorm2d          ConvBatchNorm   likewise
@@ -14,16 +13,14 @@ them one by one where a shape does not fit (an odd image cannot be pooled in a c
     Conv2d, BatchNorm2d, GELU    ConvBatchNormGELU   the convolution, then a BatchNormGELU; ReLU6, HardSwish and Swish likewise
     BatchNorm2d, Add, ReLU       BatchNormAddReLU    of two values; with a Conv2d before the norm ConvBatchNormAddReLU
     Residual, ReLU               ResidualReLU    of a body that ends in a BatchNorm2d, which then adds the residual's input and applies the ReLU
-    Linear, any activation       LinearActivation   likewise, a 1×1 convolution of 1×1 images
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
-    Upsample2d, Conv2d, any activation   UpConvActivation   likewise in training where the gradient reads the output
     Upsample2d, Conv2d           UpConv
     DepthwiseConv1d              DepthwiseTogether   both gradients from one load of x and dy; StateSpaceConv1d likewise
     PointwiseConv1d, GLU         GatedPointwise  stores the gated series, and at the end of a Residual's body adds its input on the way
-    Add, ReLU                    AddReLU         of two values; one step of the backward pass masks the gradient for both
     Residual, LastStep           LastOfResidual  the layers at the body's end that treat every hour by itself compute the last hour only
 
-The body of a Residual is fused as a list of its own. The layers are defined in `fuse_convs.py`, `fuse_norms.py`, `fuse_sums.py` and `fuse_series.py`.
+Maps of results are fused on the plan (`nbcnn.plan.merging`). The body of a Residual is fused as a list of its own.
+The layers are defined in `fuse_convs.py`, `fuse_norms.py`, `fuse_sums.py` and `fuse_series.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +31,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from nbcnn.nn.activations import GELU, Elementwise, HardSwish, ReLU, ReLU6, Swish
-from nbcnn.nn.fuse_convs import ConvActivation, ConvEvoNorm, ConvReLUPool, LinearActivation, UpConv, UpConvActivation, UpConvMSE
+from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Swish
+from nbcnn.nn.fuse_convs import ConvEvoNorm, ConvReLUPool, UpConv, UpConvMSE
 from nbcnn.nn.fuse_norms import (
     BatchNormAddReLU,
     BatchNormGELU,
@@ -55,9 +52,9 @@ from nbcnn.nn.fuse_norms import (
     takes_norm,
 )
 from nbcnn.nn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
-from nbcnn.nn.fuse_sums import AddReLU, FusedResidual
+from nbcnn.nn.fuse_sums import FusedResidual
 from nbcnn.nn.joins import Add
-from nbcnn.nn.layers import Conv2d, Linear, Residual
+from nbcnn.nn.layers import Conv2d, Residual
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d
@@ -71,10 +68,10 @@ def _always(parts: Sequence[Any]) -> bool:
 
 
 def _plain(parts: Sequence[Any]) -> bool:
-    """Whether the convolution (or linear layer) has a bias and is not general, and pooling, where there is any, takes 2×2 windows."""
+    """Whether the convolution has a bias and is not general, and pooling, where there is any, takes 2×2 windows."""
     conv, *_, last = parts
     pools = not isinstance(last, MaxPool2d) or (last.kernel_size, last.stride or last.kernel_size, last.padding) == (2, 2, 0)
-    return conv.bias and pools and not getattr(conv, "general", False)
+    return conv.bias and pools and not conv.general
 
 
 def _folds(parts: Sequence[Any]) -> bool:
@@ -95,9 +92,7 @@ class Rule:
 RULES = (
     Rule((Conv2d, ReLU, MaxPool2d), ConvReLUPool, _plain),
     Rule((Upsample2d, Conv2d, MSE), UpConvMSE, _folds),
-    Rule((Upsample2d, Conv2d, Elementwise), UpConvActivation, _folds),
     Rule((Upsample2d, Conv2d), UpConv, _folds),
-    Rule((Conv2d, Elementwise), ConvActivation, _plain),
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
     Rule((Conv2d, BatchNorm2d, Add, ReLU), ConvBatchNormAddReLU, takes_norm),
@@ -115,8 +110,6 @@ RULES = (
     Rule((BatchNorm2d, Swish), BatchNormSwish, _always),
     Rule((Residual, ReLU), ResidualReLU, ends_in_norm),
     Rule((FusedResidual, ReLU), ResidualReLU, ends_in_norm),
-    Rule((Linear, Elementwise), LinearActivation, _plain),
-    Rule((Add, ReLU), AddReLU, _always),
     Rule((Residual, LastStep), LastOfResidual, ends_hourly),
     Rule((FusedResidual, LastStep), LastOfResidual, ends_hourly),
     Rule((PointwiseConv1d, GLU), GatedPointwise, gates),
@@ -168,18 +161,13 @@ def fuse_nodes(wired: Wired, ops: Container[Op]) -> Wired:
     return replace(wired, nodes=tuple(made[at] for at in sorted(made)))
 
 
-def _is(layer: Any, kind: type) -> bool:
-    """Whether a rule means this layer: of any activation (`Elementwise`), else of this very class."""
-    return isinstance(layer, kind) if kind is Elementwise else type(layer) is kind
-
-
 def _following(node: Node, kinds: Sequence[type], readers: Counter[int], reader: dict[int, Node], gone: set[int]) -> list[Node]:
     """`node` and the nodes that follow, if their layers are of these `kinds`: each is the only reader of what the one before it writes; else none.
 
     Behind the first, a sum of two values may be among them (`Add`), whose other value the fused layer reads, too; and nobody else reads two.
     """
     parts = [node]
-    while _is(parts[-1].layer, kinds[len(parts) - 1]):
+    while type(parts[-1].layer) is kinds[len(parts) - 1]:
         if len(parts) == len(kinds):
             return parts
         after = reader.get(parts[-1].writes)

@@ -1,9 +1,8 @@
-"""This module defines the fused layers of convolutions and linear layers; their rules stand in `fuse.py`.
+"""This module defines the fused layers of convolutions; their rules stand in `fuse.py`.
 
-    ConvActivation  f(conv(x) + b) in one launch, f any activation; LinearActivation likewise, a 1×1 convolution of 1×1 images
     ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     ConvReLUPool    writes the pooled output and the argmax of each window, two bits
-    UpConv          the doubled image is never stored; UpConvActivation likewise, and UpConvMSE, a loss, stores no output either
+    UpConv          the doubled image is never stored; UpConvMSE, a loss, stores no output either
 
 In the backward pass a fused layer multiplies its input's gradient by the ReLU mask of the layer that made that input (`Buf.after_relu`): the
 gradient arrives there masked, and the pass that plain layers need for it vanishes.
@@ -14,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nbcnn.nn.activations import Elementwise
 from nbcnn.nn.fused import Fused, unmasked
-from nbcnn.nn.layer import Built, Param, known
-from nbcnn.nn.layers import Conv2d, Linear
+from nbcnn.nn.layer import Built, Param
+from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.plan.graph import Buf, ShapeError, Tape, trace
 from nbcnn.plan.op import Loss, Map, Mask, Norm, Op, Pool, Unpool
@@ -28,17 +26,17 @@ FEW_TAPS = 31
 
 @dataclass(frozen=True)
 class _AroundConv(Fused):
-    """A convolution or linear layer with what stands around it: name and parameters are those of the convolution, wherever it stands."""
+    """A convolution with what stands around it: name and parameters are those of the convolution, wherever it stands."""
 
     @property
     def conv(self) -> Any:
-        """The convolution (or linear layer) inside."""
-        return next(layer for _, layer in self.parts if isinstance(layer, Conv2d | Linear))
+        """The convolution inside."""
+        return next(layer for _, layer in self.parts if isinstance(layer, Conv2d))
 
     @property
     def scope(self) -> str:
         """The convolution's name, which is the prefix of the parameters' names."""
-        return next(name for name, layer in self.parts if isinstance(layer, Conv2d | Linear))
+        return next(name for name, layer in self.parts if isinstance(layer, Conv2d))
 
     def params(self) -> dict[str, Param]:
         return self.conv.params()
@@ -59,75 +57,6 @@ def _dgrad(tape: Tape, op: Op, dy: Buf, w: Buf, x: Buf, scope: str, **attrs: int
     else:
         tape.emit(op, [dy, w], [dx], scope, **attrs)
     return dx
-
-
-def _undone(tape: Tape, activation: Elementwise, dy: Buf, y: Buf, scope: str) -> Buf:
-    """Record the gradient of what the activation was taken of, from y; a ReLU's may be masked already."""
-    if activation.function == "relu":
-        return unmasked(tape, dy, y, scope)
-    dz = tape.temp(f"{scope}.dz", y.shape)
-    tape.emit(Op(activation.function, "dgrad"), [dy, y], [dz], scope, **activation.attrs())
-    return dz
-
-
-@dataclass(frozen=True)
-class ConvActivation(_AroundConv):
-    """f(conv(x) + b) in one launch, for any activation f.
-
-    In training only where the gradient of f reads y. Where it reads x, the plain layers are recorded: the convolution stores z = conv(x) + b and
-    a map makes y of it. An epilogue that stored z beside y would save that map's one read of z, of the five times that z and y move in a
-    training step, and would be one more kernel for every engine, tile and activation.
-    """
-
-    kind: ClassVar[str] = "conv"
-
-    @property
-    def activation(self) -> Elementwise:
-        """The layer of f."""
-        return self.parts[1][1]
-
-    @property
-    def ops(self) -> tuple[Op, ...]:  # type: ignore[override]
-        """What a row must have."""
-        return Op("conv", "fprop", after=(Map(self.activation.function),)), Op("conv", "dgrad", after=(Mask("relu"),))
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        if tape.training and self.activation.reads == "x":
-            return trace(tape, self.parts, x)
-        shape, (w, b) = self.conv.shape(x, scope), self._weights(tape)
-        return self._record(tape, x, w, b, shape.y_shape, scope, {"stride": shape.stride, "pad": shape.pad})
-
-    def _record(self, tape: Tape, x: Buf, w: Buf, b: Buf, y_shape: tuple[int, ...], scope: str, attrs: dict[str, int]) -> Built:
-        """Record y of images, and a backward of their gradients."""
-        f, parameters = self.activation.function, self.activation.attrs()
-        y = tape.temp(f"{scope}.y", y_shape, after_relu=f == "relu")
-        tape.emit(Op("conv", "fprop", after=(Map(f),)), [x, w, b], [y], scope, **attrs, **parameters)
-
-        def backward(dy: Buf) -> Buf:
-            dz = _undone(tape, self.activation, dy, y, scope)
-            dw, db = self._grads(tape)
-            tape.emit(Op("conv", "wgrad"), [x, dz], [dw.reshaped(w.shape), db], scope, **attrs)
-            return _dgrad(tape, Op("conv", "dgrad"), dz, w, x, scope, **attrs)
-
-        return y, backward
-
-
-@dataclass(frozen=True)
-class LinearActivation(ConvActivation):
-    """f(x wᵀ + b) in one launch, as a 1×1 convolution of 1×1 images."""
-
-    kind: ClassVar[str] = "linear"
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        if tape.training and self.activation.reads == "x":
-            return trace(tape, self.parts, x)
-        linear, (w, b) = self.conv, self._weights(tape)
-        if x.shape[1:] != (linear.in_features,):
-            raise ShapeError(f"{scope} takes (N, {linear.in_features}), got {x.shape}; Flatten makes vectors of images")
-        n, k, c = x.shape[0], linear.out_features, known(linear)
-        pixels, filters, attrs = x.reshaped((n, c, 1, 1)), w.reshaped((k, c, 1, 1)), {"stride": 1, "pad": 0}
-        y, backward = self._record(tape, pixels, filters, b, (n, k, 1, 1), scope, attrs)
-        return y.reshaped((n, k)), lambda dy: backward(dy.reshaped(y.shape)).reshaped(x.shape)
 
 
 @dataclass(frozen=True)
@@ -221,42 +150,15 @@ class UpConv(_AroundConv):
     )
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return self._record(tape, x, scope, None)
-
-    def _record(self, tape: Tape, x: Buf, scope: str, activation: Elementwise | None) -> Built:
-        """Record y, with the activation if there is one, and a backward of its gradient."""
         w, b = self._weights(tape)
-        y_shape = self.conv.shape(x, scope, doubled=True).y_shape
-        f, parameters = (activation.function, activation.attrs()) if activation else ("", {})
-        y = tape.temp(f"{scope}.y", y_shape, after_relu=f == "relu")
-        tape.emit(Op("upconv", "fprop", after=(Map(f),) if f else ()), [x, w, b], [y], scope, **parameters)
+        y = tape.temp(f"{scope}.y", self.conv.shape(x, scope, doubled=True).y_shape)
+        tape.emit(Op("upconv", "fprop"), [x, w, b], [y], scope)
 
         def backward(dy: Buf) -> Buf:
-            dz = _undone(tape, activation, dy, y, scope) if activation else dy
-            tape.emit(Op("upconv", "wgrad"), [x, dz], self._grads(tape), scope)
-            return _dgrad(tape, Op("upconv", "dgrad"), dz, w, x, scope)
+            tape.emit(Op("upconv", "wgrad"), [x, dy], self._grads(tape), scope)
+            return _dgrad(tape, Op("upconv", "dgrad"), dy, w, x, scope)
 
         return y, backward
-
-
-@dataclass(frozen=True)
-class UpConvActivation(UpConv):
-    """f of `UpConv`, for any activation f: in training as `ConvActivation`, in the same launch where the gradient of f reads y."""
-
-    @property
-    def activation(self) -> Elementwise:
-        """The layer of f."""
-        return self.parts[2][1]
-
-    @property
-    def ops(self) -> tuple[Op, ...]:  # type: ignore[override]
-        """What a row must have."""
-        return Op("upconv", "fprop", after=(Map(self.activation.function),)), *UpConv.ops
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        if tape.training and self.activation.reads == "x":
-            return trace(tape, [(scope, UpConv(self.parts[:2])), self.parts[2]], x)
-        return self._record(tape, x, scope, self.activation)
 
 
 @dataclass(frozen=True)

@@ -1,120 +1,191 @@
-"""This module merges neighbours in a recorded list of steps where one step does what two or three do: sums of gradients, and masks of ReLUs.
+"""This module fuses a recorded list of steps: where one op of the row does what two or three steps do, it takes their place.
 
+Layers record plain steps, and the rules look at steps alone, so they hold for lists and graphs, in training and in inference. A rule is taken where
+the row has its op:
+
+    conv_fprop, sigmoid_fprop           conv_sigmoid_fprop: a map of results is made by the convolution, or the sum, that makes them; any activation
     add, batchnorm_add_relu_grads       the op adds the two gradients of its output by itself
     maxpool_dgrad, add                  the pooling adds the other gradient of its input to what it gives that
     bias_fprop, concat_fprop            concat_bias_fprop: the copy of the last of two values adds the bias
+    dropout_dgrad, relu_dgrad           relu_dgrad, dropout_dgrad, so that the convolution before them can mask; ksparse_dgrad is left out
     add, relu_dgrad                     add_relu_dgrad: the two gradients of a ReLU's output are added and masked in one pass
     conv_dgrad_relu, add, relu_dgrad    besides, a convolution does not mask what the pass behind it masks by the same values
-    conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks, of stride 1; of others not every engine can
+    conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks
 
 And, where the row has an implementation of the step (`with_sums`):
 
+    conv_dgrad, relu_dgrad              conv_dgrad_relu of a stride, which not every engine masks well
     conv_dgrad, batchnorm_*_grads       conv_dgrad_batchnorm_*_sums, batchnorm_*_dgrad: the convolution's epilogue makes the sums that the norm's
                                         gradient wants, and adds the other gradient of the norm's output; a pass over both is saved
-
     conv_dgrad, add_relu_dgrad          conv_dgrad_add_relu: the convolution's epilogue adds the other gradient, and masks
 
-A tensor between two merged steps is read by the second alone, so it vanishes. The second gradient of a value is what a graph's backward adds to the
+A tensor between two fused steps is read by the second alone, so it vanishes. The second gradient of a value is what a graph's backward adds to the
 first (`nbcnn.plan.graph.trace_nodes`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.op import Add, Bias, Keep, Mask, Op, Sums
+from nbcnn.plan.op import Add, Bias, Keep, Map, Mask, Op, Sums
 from nbcnn.plan.shapes import numel
 
 ADDS_GRADIENTS = {Op("batchnorm", "grads", before=(Mask("relu"), Keep())): 6}
 """Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
+MAPPED = {Op("conv", "fprop"): 3, Op("upconv", "fprop"): 3, Op("add"): 2}
+"""Ops that can apply a map to their results, and the operands that they must have for it: a convolution's epilogue has a bias."""
+MASK = Op("relu", "dgrad")
+PRODUCTS = (Op("conv", "dgrad"), Op("upconv", "dgrad"))
+
+
+class Steps:
+    """A list of steps that rules rewrite, and who reads and writes each Buf. A rewrite costs no pass over the list."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.slots = [[step] for step in steps]
+        self.place = {step: at for at, step in enumerate(steps)}
+        self.readers, self.writers = Counter[Buf](), dict[Buf, list[Step]]()
+        for step in steps:
+            self._count(step)
+
+    def __iter__(self) -> Iterator[Step]:
+        return (step for slot in self.slots for step in slot)
+
+    def _count(self, step: Step) -> None:
+        self.readers.update(buf.root for buf in step.ins)
+        for buf in step.outs:
+            self.writers.setdefault(buf.root, []).append(step)
+
+    def put(self, place: Step, made: Sequence[Step], *gone: Step) -> Sequence[Step]:
+        """Let `made` take the place of `place`, and those of `gone` go; return `made`."""
+        at = self.place[place]
+        for step in (place, *gone):
+            self.slots[self.place.pop(step)].remove(step)
+            self.readers.subtract(buf.root for buf in step.ins)
+            for buf in step.outs:
+                self.writers[buf.root].remove(step)
+        self.slots[at] += made
+        for step in made:
+            self.place[step] = at
+            self._count(step)
+        return made
+
+    def between(self, read: Buf, *ops: Op) -> Step | None:
+        """The step, of one of `ops` if any are given, that makes a temporary which one step alone reads, once, in the shape in which it is made."""
+        writers = self.writers.get(read.root, [])
+        if read.root.home != "arena" or self.readers[read.root] != 1 or len(writers) != 1:
+            return None
+        (maker,) = writers
+        return maker if (not ops or maker.op in ops) and maker.outs[0].root is read.root and _alike(maker.outs[0], read) else None
+
+
+Rule = Callable[[Steps, Step, Container[Op]], Sequence[Step]]
+"""Rewrites the list around a step by ops of the row; gives the steps that it made."""
 
 
 def merge(steps: Sequence[Step], ops: Container[Op] = ()) -> list[Step]:
-    """The steps, merged by those rules whose ops are all among `ops`; sums by the ops of ADDS_GRADIENTS always, because their steps are there."""
-    made = _sums(steps)
-    if Op("maxpool", "dgrad") in ops:
-        made = _pooled(made)
-    if Op("concat", "fprop", before=(Bias(),)) in ops:
-        made = _biased(made)
-    return _masks(made, ops)
+    """The steps, fused by the rules whose ops are all among `ops`; sums by the ops of ADDS_GRADIENTS always, because their steps are there."""
+    made = Steps(steps)
+    for rule in RULES:
+        waiting = deque(made)
+        while waiting:
+            step = waiting.popleft()
+            if step in made.place:
+                waiting.extendleft(reversed(rule(made, step, ops)))
+    return list(made)
 
 
-def _sums(steps: Sequence[Step]) -> list[Step]:
-    """The steps without the sums of two gradients that one step alone reads and can add by itself: what a value that is read twice has."""
-    readers, makers = _readers(steps), _makers(steps, Op("add"))
-    made, gone = list[Step](), set[int]()
-    for step in steps:
-        total = makers.get(step.ins[0].root) if ADDS_GRADIENTS.get(step.op) == len(step.ins) else None
-        if total is not None and _only(readers, total, step.ins[0]):
-            gone.add(id(total))
-            step = replace(step, ins=(total.ins[0], *step.ins[1:], total.ins[1]))
-        made.append(step)
-    return [step for step in made if id(step) not in gone]
+def _mapped(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A map made by the step whose results it is of. The row knows which ops are maps."""
+    if step.op != Op(step.op.kind, "fprop") or not len(step.ins) == len(step.outs) == 1:
+        return ()
+    before = steps.between(step.ins[0], *MAPPED)
+    if before is None or len(before.ins) != MAPPED[before.op] or not _alike(step.ins[0], step.outs[0]):
+        return ()
+    op = replace(before.op, after=(Map(step.op.kind),))
+    if op not in ops:
+        return ()
+    made = replace(before, op=op, outs=(_like(step.outs[0], before.outs[0]),), attrs={**before.attrs, **step.attrs})
+    return steps.put(before, [made], step)
 
 
-def _pooled(steps: Sequence[Step]) -> list[Step]:
-    """The steps with the sums of two gradients of which max pooling makes one made by it."""
-    readers, makers = _readers(steps), _makers(steps, Op("maxpool", "dgrad"))
-    changed, gone = dict[int, Step](), set[int]()
-    for step in steps:
-        if step.op != Op("add"):
-            continue
-        for at, gradient in enumerate(step.ins):
-            pooled = makers.get(gradient.root)
-            if pooled is not None and len(pooled.ins) == 2 and _only(readers, pooled, gradient) and step.outs[0].shape == gradient.shape:
-                gone.add(id(pooled))
-                changed[id(step)] = replace(pooled, ins=(*pooled.ins, step.ins[1 - at]), outs=step.outs)
-                break
-    return [changed.get(id(step), step) for step in steps if id(step) not in gone]
+def _second(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """The sum of two gradients that one step alone reads and can add by itself: what a value that is read twice has."""
+    total = steps.between(step.ins[0], Op("add")) if ADDS_GRADIENTS.get(step.op) == len(step.ins) else None
+    return steps.put(step, [replace(step, ins=(total.ins[0], *step.ins[1:], total.ins[1]))], total) if total else ()
 
 
-def _biased(steps: Sequence[Step]) -> list[Step]:
-    """The steps with biases added where the sum is only copied behind another value's channels."""
-    readers, makers = _readers(steps), _makers(steps, Op("bias", "fprop"))
-    made, gone = list[Step](), set[int]()
-    for step in steps:
-        biased = makers.get(step.ins[1].root) if step.op == Op("concat", "fprop") and len(step.ins) == 2 else None
-        if biased is not None and _only(readers, biased, step.ins[1]):
-            gone.add(id(biased))
-            step = replace(step, op=Op("concat", "fprop", before=(Bias(),)), ins=(step.ins[0], *biased.ins))
-        made.append(step)
-    return [step for step in made if id(step) not in gone]
+def _pooled(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """The sum of two gradients of which max pooling makes one made by it."""
+    for at, gradient in enumerate(step.ins if step.op == Op("add") and Op("maxpool", "dgrad") in ops else ()):
+        pooled = steps.between(gradient, Op("maxpool", "dgrad"))
+        if pooled is not None and len(pooled.ins) == 2 and step.outs[0].shape == gradient.shape:
+            return steps.put(step, [replace(pooled, ins=(*pooled.ins, step.ins[1 - at]), outs=step.outs)], pooled)
+    return ()
 
 
-def _masks(steps: Sequence[Step], ops: Container[Op]) -> list[Step]:
-    """The steps with masks of ReLUs made by the step before them."""
-    readers, makers = _readers(steps), _makers(steps, Op("add"), Op("conv", "dgrad"), Op("conv", "dgrad", after=(Mask("relu"),)))
-    changed, gone = dict[int, Step](), set[int]()
-    for step in steps:
-        before = makers.get(step.ins[0].root) if step.op == Op("relu", "dgrad") else None
-        if before is None or not _only(readers, before, step.ins[0]):
-            continue
-        y = step.ins[1]
-        if before.op == Op("add") and Op("add", after=(Mask("relu"),)) in ops:
-            gone.add(id(before))
-            changed[id(step)] = replace(step, op=Op("add", after=(Mask("relu"),)), ins=(*before.ins, y))
-            for gradient in before.ins:
-                maker = makers.get(gradient.root)
-                if (
-                    maker is not None
-                    and maker.op == Op("conv", "dgrad", after=(Mask("relu"),))
-                    and maker.ins[2].root is y.root
-                    and _only(readers, maker, gradient)
-                ):
-                    changed[id(maker)] = replace(maker, op=Op("conv", "dgrad"), ins=maker.ins[:2])
-        elif (
-            before.op == Op("conv", "dgrad")
-            and before.attrs["stride"] == 1
-            and y.shape == step.ins[0].shape
-            and Op("conv", "dgrad", after=(Mask("relu"),)) in ops
-        ):
-            gone.add(id(step))
-            changed[id(before)] = replace(before, op=Op("conv", "dgrad", after=(Mask("relu"),)), ins=(*before.ins, y), outs=step.outs)
-    return [changed.get(id(step), step) for step in steps if id(step) not in gone]
+def _biased(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A bias added where the sum is only copied behind another value's channels."""
+    op = Op("concat", "fprop", before=(Bias(),))
+    biased = steps.between(step.ins[1], Op("bias", "fprop")) if step.op == op.plain and len(step.ins) == 2 and op in ops else None
+    return steps.put(step, [replace(step, op=op, ins=(step.ins[0], *biased.ins))], biased) if biased else ()
+
+
+def _passed(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A mask behind the gradient of a dropout or of a k-sparse code: what is 0 before them is 0 behind them, so the mask can be made first."""
+    back = steps.between(step.ins[0], Op("dropout", "dgrad"), Op("ksparse", "dgrad")) if step.op == MASK else None
+    if back is None or not steps.between(back.ins[0], *PRODUCTS):
+        return ()
+    dy, y, forward = back.ins[0], step.ins[1], replace(back.op, direction="fprop")
+    sparse = next((each.outs[0] for each in steps if each.op == forward and each.ins[0].root is y.root and each.attrs == back.attrs), None)
+    if sparse is None:
+        return ()
+    if back.op.kind == "ksparse":
+        return steps.put(step, [replace(step, ins=(dy, sparse))], back)
+    masked = Buf(f"{step.scope}.dz", dy.shape)
+    return steps.put(step, [replace(step, ins=(dy, sparse), outs=(masked,)), replace(back, ins=(masked, *back.ins[1:]), outs=step.outs)], back)
+
+
+def _masked(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A mask made by the sum or the convolution whose results it is of. One of a stride `with_sums` looks at."""
+    before = steps.between(step.ins[0], Op("add"), *PRODUCTS) if step.op == MASK else None
+    if before is None or before.attrs.get("stride", 1) != 1:
+        return ()
+    made = _with_mask(before, step)
+    if made.op not in ops:
+        return ()
+    if before.op != Op("add"):
+        return steps.put(before, [made], step)
+    steps.put(step, [replace(made, scope=step.scope)], before)
+    for gradient in before.ins:
+        maker = steps.between(gradient, Op("conv", "dgrad", after=(Mask("relu"),)))
+        if maker is not None and maker.ins[2].root is step.ins[1].root:
+            steps.put(maker, [replace(maker, op=maker.op.plain, ins=maker.ins[:2])])
+    return ()
+
+
+def _with_mask(before: Step, mask: Step) -> Step:
+    """A step with the mask behind it."""
+    y, out = _like(mask.ins[1], before.outs[0]), _like(mask.outs[0], before.outs[0])
+    return replace(before, op=replace(before.op, after=(Mask("relu"),)), ins=(*before.ins, y), outs=(out,))
+
+
+def _alike(a: Buf, b: Buf) -> bool:
+    """Whether two shapes are equal but for axes of one element at the end, which move nothing in any layout: vectors as 1×1 images."""
+    return numel(a.shape) == numel(b.shape) and all(m == n for m, n in zip(a.shape, b.shape, strict=False))
+
+
+def _like(buf: Buf, other: Buf) -> Buf:
+    """A Buf in the shape of another of as many elements."""
+    return buf if buf.shape == other.shape else buf.reshaped(other.shape)
+
+
+RULES: tuple[Rule, ...] = (_mapped, _second, _pooled, _biased, _passed, _masked)
+"""The rules of `merge` in their order."""
 
 
 Find = Callable[[Step], tuple[str, bool]]
@@ -122,27 +193,26 @@ Find = Callable[[Step], tuple[str, bool]]
 
 
 def with_sums(steps: Sequence[Step], find: Find) -> list[Step]:
-    """The steps with second gradients, and the sums of a norm's gradient, made by the convolution before them in the backward pass.
+    """The steps with masks of a stride, second gradients, and the sums of a norm's gradient, made by the convolution before them going back.
 
     Only where the row's own choice for that convolution has the merged step, too. A norm whose gradient moves each tensor once keeps it.
     """
-    readers, makers, sums = _readers(steps), _makers(steps, Op("conv", "dgrad")), _makers(steps, Op("add"))
-    made, gone = list[Step](), set[int]()
+    made = Steps(steps)
     for step in steps:
-        normed = step.op.kind == "batchnorm" and step.op.direction == "grads"
         ways: Iterator[_Way] = iter(())
-        if step.op == Op("add", after=(Mask("relu"),)):
-            ways = _added(step, readers, makers)
-        elif normed and not find(step)[1]:
-            ways = _splits(step, readers, makers, sums)
+        if step.op == MASK:
+            before = made.between(step.ins[0], *PRODUCTS)
+            ways = iter([_Way((_with_mask(before, step),), before)] if before else [])
+        elif step.op == Op("add", after=(Mask("relu"),)):
+            ways = _added(step, made)
+        elif step.op.kind == "batchnorm" and step.op.direction == "grads" and not find(step)[1]:
+            ways = _splits(step, made)
         way = next((way for way in ways if find(way.steps[0])[0] == find(way.before)[0]), None)
-        if way is None:
-            made.append(step)
-        else:
+        if way is not None:
             # What nobody reads is not made: the gradient of the network's input.
-            made += [each for each in way.steps if each.outs[0].root.home != "arena" or each is way.steps[0] or readers[each.outs[0].root]]
-            gone |= {id(each) for each in (way.before, way.total) if each is not None}
-    return [step for step in made if id(step) not in gone]
+            kept = [each for each in way.steps if each.outs[0].root.home != "arena" or each is way.steps[0] or made.readers[each.outs[0].root]]
+            made.put(step, kept, *(each for each in (way.before, way.total) if each is not None))
+    return list(made)
 
 
 class _Way(NamedTuple):
@@ -153,31 +223,30 @@ class _Way(NamedTuple):
     total: Step | None = None
 
 
-def _added(step: Step, readers: Counter[Buf], makers: dict[Buf, Step]) -> Iterator[_Way]:
+def _added(step: Step, steps: Steps) -> Iterator[_Way]:
     """For each convolution that makes one of the two gradients of a ReLU's output, the step in place of the sum."""
     *gradients, y = step.ins
-    for gradient, other in sorted((gradients, gradients[::-1]), key=lambda pair: -_taps(makers.get(pair[0].root))):
-        before = makers.get(gradient.root)
-        if before is not None and _only(readers, before, gradient) and gradient.shape == y.shape:
-            yield _Way(
-                (Step(Op("conv", "dgrad", after=(Add(), Mask("relu"))), (*before.ins, y, other), step.outs, before.attrs, before.scope),), before
-            )
+    makers = [steps.between(gradient, Op("conv", "dgrad")) for gradient in gradients]
+    for before, other in sorted(zip(makers, gradients[::-1], strict=True), key=lambda pair: -_taps(pair[0])):
+        if before is not None and before.outs[0].shape == y.shape:
+            op = Op("conv", "dgrad", after=(Add(), Mask("relu")))
+            yield _Way((Step(op, (*before.ins, y, other), step.outs, before.attrs, before.scope),), before)
 
 
-def _splits(step: Step, readers: Counter[Buf], makers: dict[Buf, Step], sums: dict[Buf, Step]) -> Iterator[_Way]:
+def _splits(step: Step, steps: Steps) -> Iterator[_Way]:
     """For each convolution that makes a gradient of a norm's output, the two steps in place of the norm's."""
     plus = step.op.has(Keep)
     dy, x, *rest = step.ins
     more = rest[4:] if plus else []
-    total, gradients = sums.get(dy.root), [dy, *more]
-    if total is not None and not more and _only(readers, total, dy) and all(buf.shape == dy.shape for buf in total.ins):
+    total, gradients = None if more else steps.between(dy, Op("add")), [dy, *more]
+    if total is not None and all(buf.shape == dy.shape for buf in total.ins):
         gradients = list(total.ins)
     else:
         total = None
     # Of two, the one of the larger filter, whose products take longer: what the epilogue reads comes meanwhile.
-    for at, gradient in sorted(enumerate(gradients), key=lambda each: -_taps(makers.get(each[1].root))):
-        before = makers.get(gradient.root)
-        if before is None or not _only(readers, before, gradient) or gradient.shape != x.shape:
+    makers = [steps.between(gradient, Op("conv", "dgrad")) for gradient in gradients]
+    for at, before in sorted(enumerate(makers), key=lambda each: -_taps(each[1])):
+        if before is None or before.outs[0].shape != x.shape:
             continue
         others = gradients[:at] + gradients[at + 1 :]
         # Of a residual block's end the gradient is that of the other value, too; else it is the step's own.
@@ -197,18 +266,3 @@ def _splits(step: Step, readers: Counter[Buf], makers: dict[Buf, Step], sums: di
 def _taps(step: Step | None) -> int:
     """Taps of the filter of a convolution's step."""
     return 0 if step is None else numel(step.ins[1].shape[2:])
-
-
-def _readers(steps: Sequence[Step]) -> Counter[Buf]:
-    """How often steps read the memory of each Buf."""
-    return Counter(buf.root for step in steps for buf in step.ins)
-
-
-def _makers(steps: Sequence[Step], *ops: Op) -> dict[Buf, Step]:
-    """The steps of these ops by the temporary that they write."""
-    return {step.outs[0].root: step for step in steps if step.op in ops and step.outs[0].root.home == "arena"}
-
-
-def _only(readers: Counter[Buf], maker: Step, read: Buf) -> bool:
-    """Whether what `maker` writes is read once, and in the shape in which it is written."""
-    return readers[read.root] == 1 and maker.outs[0].shape == read.shape

@@ -25,6 +25,7 @@ from nbcnn.nn.graphs import wired
 from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.arena import ALIGNMENT, align, plan_arena
 from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, drop_dead, trace_nodes
+from nbcnn.plan.merging import merge
 from nbcnn.plan.shapes import numel
 from nbcnn.run.program import Program, constants
 from nbcnn.run.resolve import plan_on
@@ -92,11 +93,11 @@ class Function:
         # A parameter of the caller is to a plan what another step's weight is, which has an array of its own and one axis.
         given = {buf: Buf(name, (numel(buf.shape),)) for name, buf in tape.params.items()}
         kinds = _kinds(dtype)
-        steps = drop_dead(_swapped(tape.steps, lambda root: ends.get(root, root)))
+        steps = merge(drop_dead(_swapped(tape.steps, lambda root: ends.get(root, root))), row.ops if fusing else ())
         steps = _swapped(steps, lambda root: kinds(given.get(root, root)))
         self._given = {kinds(buf): buf.name for buf in given.values()}
         # No flat buffer of parameters: each is packed from its own array.
-        plan = plan_on(row, steps, None, target=device.target)
+        plan = plan_on(row, steps, None, target=device.target, fusing=fusing)
         self._cut(plan)
         self._constants: dict[Buf, Any] = {}
 

@@ -202,7 +202,7 @@ class Net:
         ys, _ = self._trace(tape, self._fused(self.body), x)
         y = pack(tape, ys, "outputs")
         output = Buf("output", y.shape, home="io")
-        return Recorded(tuple(_substitute(tape.steps, y.root, output)), io | {"output": output})
+        return Recorded(tuple(merge(_substitute(tape.steps, y.root, output), self.fusing_ops)), io | {"output": output})
 
     def record_gradients(self, batch: int) -> Recorded:
         """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them, or the targets), `loss`, `dx`."""

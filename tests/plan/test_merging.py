@@ -106,6 +106,64 @@ def test_a_convolution_masks_what_it_alone_gives_to_a_relu():
     assert merge(steps(1), ()) != [merged]
 
 
+def test_an_epilogue_takes_the_map_of_its_results():
+    x, w, b, y, z = bufs("x w b y z")
+    attrs, op = {"stride": 2, "pad": 1}, "conv_leaky_relu_fprop"
+    steps = [Step(Op("conv", "fprop"), (x, w, b), (y,), attrs, "conv1"), Step(Op("leaky_relu", "fprop"), (y,), (z,), {"slope": 0.1}, "leaky_relu1")]
+    (merged,) = merge(steps, (op,))
+    assert (merged.op, merged.ins, merged.outs, merged.scope) == (op, (x, w, b), (z,), "conv1")
+    assert merged.attrs == attrs | {"slope": 0.1}
+    vector, out = y.reshaped((2, 48)), Buf("out", (2, 48), home="io")
+    for kept in (
+        [replace(steps[0], ins=(x, w)), steps[1]],  # no bias, which every epilogue adds
+        [*steps, Step(Op("f"), (y,), (x,))],
+        [steps[0], replace(steps[1], ins=(vector,), outs=(out,))],  # in NHWC the elements of such a vector stand in another order
+        [replace(steps[0], outs=(Buf("y", y.shape, home="io"),)), replace(steps[1])],
+    ):
+        assert merge(kept, (op,)) == kept
+    assert merge(steps) == steps
+
+
+def test_vectors_are_images_of_one_pixel():
+    x, w, b, y = Buf("x", (2, 3, 1, 1)), Buf("w", (4, 3, 1, 1)), Buf("b", (4,)), Buf("y", (2, 4, 1, 1))
+    z = Buf("z", (2, 4), home="io")
+    (merged,) = merge([Step(Op("conv", "fprop"), (x, w, b), (y,)), Step(Op("relu", "fprop"), (y.reshaped((2, 4)),), (z,))], ("conv_relu_fprop",))
+    assert (merged.outs[0].root, merged.outs[0].shape) == (z, (2, 4, 1, 1))
+
+
+@pytest.mark.parametrize("kind", ["dropout", "ksparse"])
+def test_a_convolution_masks_what_passes_a_dropout_or_a_code(kind):
+    """What is 0 before these is 0 behind them, so the convolution masks by what it read, and a pass vanishes."""
+    dy, w, y, sparse, dx, back, dz, order = bufs("dy w y sparse dx back dz order")
+    more, attrs = ((order,), {"p": 0.5}) if kind == "dropout" else ((), {"k": 2})
+    read = more or (sparse,)
+    steps = [
+        Step(Op(kind, "fprop"), (y, *more), (sparse,), attrs),
+        Step(Op("conv", "dgrad"), (dy, w), (dx,), {"stride": 1, "pad": 1}),
+        Step(Op(kind, "dgrad"), (dx, *read), (back,), attrs),
+        Step(Op("relu", "dgrad"), (back, y), (dz,)),
+    ]
+    first, masked, *rest = merge(steps, OPS)
+    assert first is steps[0]
+    assert (masked.op, masked.ins) == ("conv_dgrad_relu", (dy, w, sparse))
+    if kind == "dropout":
+        (last,) = rest
+        assert (last.op, last.ins, last.outs, last.attrs) == ("dropout_dgrad", (masked.outs[0], order), (dz,), attrs)
+    else:
+        assert (masked.outs, rest) == ((dz,), [])
+    other = [replace(steps[0], attrs={}), *steps[1:]]
+    assert merge(other, OPS) == other, "another dropout's output is no mask of this one's gradient"
+
+
+def test_a_convolution_of_a_stride_masks_where_its_engine_does():
+    dy, w, y, dx, dz = bufs("dy w y dx dz")
+    attrs = {"stride": 2, "pad": 1}
+    steps = [Step(Op("conv", "dgrad"), (dy, w), (dx,), attrs), Step(Op("relu", "dgrad"), (dx, y), (dz,))]
+    (merged,) = with_sums(steps, served("conv_dgrad_relu"))
+    assert (merged.op, merged.ins, merged.outs, merged.attrs) == ("conv_dgrad_relu", (dy, w, y), (dz,), attrs)
+    assert with_sums(steps, served()) == steps
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_residual_network_without_norms_has_the_gradients_of_the_plain_one(monkeypatch, rng, stride):
     row = modes.MODES["cpu", "fp32"]
