@@ -320,6 +320,7 @@ def cases() -> Iterator[Case]:
     for shape in MEAN_UP:
         yield from up_cases(shape)
         yield from up_activated_cases(shape)
+    yield from up_activated_cases(ConvShape(1, 3, 2, 3, 4, 3, 3, 1, 1), ACTIVATIONS)
 
 
 def real_cases() -> Iterator[Case]:
