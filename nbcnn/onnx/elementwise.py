@@ -87,7 +87,11 @@ def softsign(node: Node) -> Val:
 
 @op("PRelu", "PReLU, or ReLU and Mul", "slopes that are constants")
 def prelu(node: Node) -> Val:
-    return _prelu(node, node.value(), node.broadcastable(node.floats(1), node.value()))
+    slope = node.floats(1)
+    if node.opset < 7 and slope.ndim == 1 and slope.size > 1:
+        # Then slopes were those of the channels; onnx's converter leaves them, and from opset 7 on they would go along the last axis.
+        slope = slope.reshape(-1, *(1,) * (node.rank(node.value()) - 2))
+    return _prelu(node, node.value(), node.broadcastable(slope, node.value()))
 
 
 def _prelu(node: Node, x: Val, slope: np.ndarray) -> Val:

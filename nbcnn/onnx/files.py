@@ -29,12 +29,16 @@ _DOMAINS = ("", "ai.onnx")
 
 @dataclass(frozen=True)
 class File:
-    """A file that has been read: its message, how it is called in errors, the folder for tensors outside of it (None: there is none), its opset."""
+    """A file that has been read: its message, how it is called in errors, the folder for tensors outside of it (None: there is none).
+
+    opset     of its nodes. written  that of the file before they were converted.
+    """
 
     model: Any
     name: str
     folder: Path | None
     opset: int
+    written: int
 
     @property
     def graph(self) -> Any:
@@ -52,8 +56,9 @@ def read(source: Path | str | bytes | Any) -> File:
         path = Path(source)
         model, name, folder = _parsed(onnx, _bytes(path), str(path)), str(path), path.resolve().parent
     try:
-        model = _converted(onnx, model)
-        return File(model, name, folder, _checked(model))
+        converted = _converted(onnx, model)
+        opset = _checked(converted)
+        return File(converted, name, folder, opset, opset if converted is model else max(_versions(model)))
     except OnnxError as error:
         raise OnnxError(f"{name}: {error}") from None
 
@@ -82,7 +87,7 @@ def _parsed(onnx: Any, content: bytes, name: str) -> Any:
 
 def _converted(onnx: Any, model: Any) -> Any:
     """A model whose nodes are of opset 7 or later; earlier ones are converted by onnx. Raises OnnxError where it cannot."""
-    versions = [each.version for each in model.opset_import if each.domain in _DOMAINS]
+    versions = _versions(model)
     if not model.HasField("graph") or not versions or not 0 < max(versions) < OPSETS.start:
         return model
     _check_names(model.graph)
@@ -95,6 +100,11 @@ def _converted(onnx: Any, model: Any) -> Any:
         raise OnnxError(f"its nodes are of opset {max(versions)}, which onnx cannot convert to {OPSETS.start}: {said:.200}") from None
 
 
+def _versions(model: Any) -> list[int]:
+    """The opsets that a model says it is of."""
+    return [each.version for each in model.opset_import if each.domain in _DOMAINS]
+
+
 def _checked(model: Any) -> int:
     """The opset of a model whose structure is sound. Raises OnnxError."""
     for text in _texts(model):
@@ -102,7 +112,7 @@ def _checked(model: Any) -> int:
             raise OnnxError(f"it holds the name {quoted(text)}, which is no text in UTF-8")
     if not model.HasField("graph") or not model.graph.node:
         raise OnnxError("no ONNX model: it has no nodes")
-    versions = [each.version for each in model.opset_import if each.domain in _DOMAINS]
+    versions = _versions(model)
     if not versions:
         raise OnnxError("it does not say which opset its nodes are of")
     if max(versions) not in OPSETS:

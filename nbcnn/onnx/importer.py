@@ -278,7 +278,7 @@ class _Walk:
         made = Node(
             op,
             node.name,
-            self.file.opset,
+            self.file.written,
             operands,
             list(node.input),
             attributes,

@@ -26,7 +26,7 @@ Operand = Val | np.ndarray
 class Node:
     """A node of the graph.
 
-    op, name   of the node. opset  of the file.
+    op, name   of the node. opset  of the file as it was written.
     operands   its inputs: values, constants as arrays, None for one that is left out. names: what the file calls them.
     attributes by their names. outputs: how many it has, and `wanted` which of them are read.
     sheet      calls layers. batched  the first axis of arrays in the file counts examples.

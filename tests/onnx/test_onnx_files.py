@@ -331,9 +331,9 @@ def test_tensors_of_numbers_are_read_from_raw_bytes_and_from_fields(kind):
 @pytest.mark.parametrize(
     ("x", "said"),
     [
-        (np.array([[0, 255]], np.uint8), "floats from 0 to 1, bytes divided by 255"),
+        (np.array([[0, 255]], np.uint8), "floats from 0 to 1: bytes divided by 255"),
         (np.array([[0.0, 1.0]], np.float32), "floats from 0 to 1"),
-        (np.array([[-2.0, 2.5]], np.float32), "(x - -2.0) / 4.5 of values x, which lay from -2.0 to 2.5 in training"),
+        (np.array([[-2.0, 2.5]], np.float32), "numbers as they are, from -2 to 2.5 in training"),
     ],
 )
 def test_the_metadata_says_which_numbers_the_input_takes(x, said):

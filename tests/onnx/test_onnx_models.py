@@ -386,6 +386,16 @@ def test_a_file_of_an_old_opset_is_converted():
     near(from_onnx(made, mode="cpu").predict(X), wanted)
 
 
+def test_slopes_before_opset_7_are_those_of_channels():
+    """The converter leaves a PRelu as it is, and a slope of one axis goes along the last one from opset 7 on."""
+    tensors = {"s": np.float32([0.5, 2, 3])}
+    inputs = (("x", "n", 3, 4, 3), ("s", 3))
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 3)).astype(np.float32)
+    for opset, slope in ((6, tensors["s"][:, None, None]), (7, tensors["s"])):
+        found = from_onnx(file([node("PRelu", "x s", "y")], tensors, inputs, opset=opset), mode="cpu").predict(x)
+        near(found, np.where(x > 0, x, slope * x))
+
+
 def test_reasons_are_grouped_and_name_the_number_of_examples():
     nodes = [node("Shape", "x", "s"), node("Gather", "s zero", "n"), node("Concat", "minus n", "t", axis=0), node("Reshape", "x t", "a")]
     nodes += [node("Transpose", "x", f"t{at}", perm=[1, 0, 2, 3], name=f"turn{at}") for at in range(6)] + [node("Mod", "x x", "y", name="rest")]
