@@ -38,6 +38,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "conv_norm/wgmma_kernel.py": (2, FLOAT),
     "images/axis_map.py": (1, "an index out of a table of float32"),
     "images/gather.py": (5, UNSIGNED),
+    "images/pixels.py": (3, "functions of the user's take and give float32, of rows, columns and channels that are unsigned"),
     "images/unpool.py": (1, BITS),
     "kernel/loops.py": (5, f"{UNSIGNED}; {RANGE}"),
     "losses/rmsle.py": (1, SINGLE),

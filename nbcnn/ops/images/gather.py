@@ -39,7 +39,7 @@ import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
-from nbcnn.ops.images.pixels import HALF, STREAM, Pixels, applied, unit_of, units_of
+from nbcnn.ops.images.pixels import STREAM, Pixels, applied, number, rounded, unit_of, units_of, whole
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.loops import quotient
@@ -239,12 +239,12 @@ def gather_kernel(
                 if moved:
                     channel, pixel = source // plane, source % plane
                     row, column = pixel // W, pixel % W
-                    h, w = row, column
+                    h, w, high, wide = number(row), number(column), number(H), number(W)
                     if placed:
-                        y, z = place(f4(row), f4(column), f4(H), f4(W), p, q, r, s)
-                        y, z = f4(y) + HALF, f4(z) + HALF
-                        seen = (y >= 0) & (y < f4(H)) & (z >= 0) & (z < f4(W))
-                        row, column = u4(y if seen else f4(0)), u4(z if seen else f4(0))
+                        y, z = place(h, w, high, wide, p, q, r, s)
+                        y, z = rounded(y), rounded(z)
+                        seen = (y >= 0.0) & (y < high) & (z >= 0.0) & (z < wide)
+                        row, column = whole(y if seen else 0.0), whole(z if seen else 0.0)
                     seen = seen & (not ((row - top < cutout) & (column - left < cutout)))
                     if mirror != 0:
                         column = W - 1 - column
@@ -264,9 +264,9 @@ def gather_kernel(
                     if normalised:
                         # A difference, then a product: nothing that could be contracted to one rounding, so the reference has the same bits.
                         value = (value - shift[source // plane]) * factor[source // plane]
-                    if changed:
-                        value = f4(change(value, f4(channel), f4(h), f4(w), p, q, r, s))
                 values[j] = value
+                if changed and seen:
+                    values[j] = change(value, number(channel), h, w, p, q, r, s)
             at = i8(n) * volume + first
             if width == 4:
                 store4(x, at, values[0], values[1], values[2], values[3])

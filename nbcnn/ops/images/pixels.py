@@ -44,7 +44,25 @@ class Pixels:
 @jit(device=True)
 def unit_of(word):
     """A word as a number of [0, 1)."""
-    return f4(u4(word) >> DROPPED_BITS) * UNIT
+    return (word >> DROPPED_BITS) * UNIT
+
+
+@jit(device=True)
+def number(n):
+    """A row, a column or a channel as functions of the user's take it."""
+    return f4(n)
+
+
+@jit(device=True)
+def rounded(at):
+    """A half more than what a function of the user's returned: its whole part is the nearest pixel."""
+    return f4(at) + HALF
+
+
+@jit(device=True)
+def whole(at):
+    """The whole part of a number that is not negative, as uint32."""
+    return u4(at)
 
 
 def units_of(index: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, ...]:
