@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from dataclasses import replace
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from zlib import crc32
@@ -20,6 +21,7 @@ import suite
 from launches import watch_launches
 from scripts import TINY, exits, train
 
+from nbcnn.files import extras
 from nbcnn.gpu import device as gpu_device
 from nbcnn.plan.op import Op
 
@@ -27,6 +29,7 @@ LONGEST = ("test_simulator.py", "test_first_command.py", "test_installed.py", "t
 """Files with tests of minutes."""
 SMALL_FAMILY = 10
 """A test with so many cases or fewer is run with all of them by pytest alone, too."""
+NO_NUMBA = "" if find_spec("numba") else extras.missing("numba")
 NO_GPU = pytest.StashKey[str | None]()
 """Why kernels cannot run here, None where they can."""
 
@@ -102,8 +105,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test that is skipped because there is no GPU has the marker `gpu`, so that `pytest -m gpu` is the whole GPU suite; else it fails."""
+    """A test that is skipped because there is no GPU has the marker `gpu`, so that `pytest -m gpu` is the whole GPU suite; else it fails.
+
+    Where Numba is not installed, a test that comes to it, here or in a process of its own, is skipped with the line that installs it.
+    """
     report = yield
+    if report.failed and NO_NUMBA and ("Numba-CUDA is not installed" in report.longreprtext or "No module named 'numba'" in report.longreprtext):
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, NO_NUMBA)
     missing = item.config.stash[NO_GPU]
     if report.skipped and missing and missing in str(report.longrepr) and not item.get_closest_marker("gpu"):
         report.outcome, report.longrepr = "failed", f"{item.nodeid} needs a GPU and lacks the marker gpu"

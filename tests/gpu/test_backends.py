@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -45,6 +46,18 @@ def test_a_compiler_that_there_is_not_is_refused_by_its_name():
     done = run("-m", "nbcnn", "kernels", "--mode", "naive", "--op", "relu_fprop", "--arch", "80", NBCNN_COMPILER="gcc")
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("nbcnn: error: NBCNN_COMPILER is 'gcc': choose numba or mlir")
+
+
+@pytest.mark.full
+def test_tests_of_numba_are_skipped_where_it_is_not_installed(tmp_path):
+    """In this process, in others, and in whole files; what needs no Numba still runs."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules.update(numba=None, numba_cuda=None)\n")
+    words = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-rs")
+    done = run(*words, *(f"tests/gpu/test_{name}.py" for name in ("compiler_door", "kernel_store", "typing32")), path=[tmp_path])
+    assert done.returncode == 0, done.stdout[-3000:]
+    passed, skipped = (int(re.search(rf"(\d+) {what}", done.stdout)[1]) for what in ("passed", "skipped"))
+    assert passed > skipped > 10
+    assert 'Numba-CUDA is not installed: pip install "nbcnn[cu13]"' in done.stdout
 
 
 def test_a_compiler_that_is_not_installed_names_its_extra(tmp_path):

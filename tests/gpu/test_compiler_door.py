@@ -26,7 +26,7 @@ import nbcnn
 from nbcnn.__main__ import COMMANDS
 from nbcnn.check.static import compile_kernel
 from nbcnn.gpu import compiler
-from nbcnn.gpu.compiler import array_type, named, scalar_type
+from nbcnn.gpu.compiler import array_type, missing, named, scalar_type
 from nbcnn.gpu.language import SIMULATOR, Function, cuda, f4, i4, jit, resolved, types, u4
 from nbcnn.ops.ptx import cvt
 from nbcnn.ops.ptx.asm import byte_address_shared, instruction
@@ -37,6 +37,7 @@ ONCE = pytest.mark.skipif(SIMULATOR, reason="processes of their own: once is eno
 MENTIONED = re.compile(r"(?:^|[;:])\s*(?:from\s+(?:NAMES)\b|import\s.*\b(?:NAMES)\b)|import_module\(".replace("NAMES", "|".join(COMPILER)), re.M)
 """What a file has that may import a compiler: parsing all files takes ten seconds."""
 COMPILES = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+NUMBA = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 SIMULATES = pytest.mark.skipif(not SIMULATOR, reason="NUMBA_ENABLE_CUDASIM=1 runs it")
 
 BLOCKED = f"""
@@ -397,6 +398,7 @@ def test_a_failed_resolution_is_tried_again(monkeypatch):
     assert failing_kernel.resolve().py_func.__globals__["doubled_later"] is doubled.resolve()
 
 
+@NUMBA
 def test_threads_that_resolve_at_the_same_time_get_the_same():
     kernels = [scaled(number, doubled) for number in range(8)]
     found = [[] for _ in kernels]
@@ -506,6 +508,7 @@ def test_a_wrong_use_on_the_host_says_what_is_wrong(wrong, says):
         wrong()
 
 
+@NUMBA
 @COMPILES
 def test_a_kernel_that_does_not_compile_is_shown_by_file_and_line():
     @jit()

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,7 @@ def test_files_pass_in_the_simulator(files, pytestconfig):
     passes(files, OURS, pytestconfig.getoption("markexpr"))
 
 
+@pytest.mark.skipif(find_spec("numba") is None, reason="Numba's simulator is not installed")
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
 @pytest.mark.parametrize("files", [OF_NUMBA, *full(*(((file,),) for file in FILES if file not in OF_OURS))], ids=" ".join)
 def test_files_pass_in_numbas_simulator(files):

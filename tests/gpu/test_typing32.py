@@ -15,11 +15,14 @@ from unittest import mock
 import pytest
 from scripts import ROOT
 
-from nbcnn.gpu.compiler import CHOSEN, named, numba_cuda
+from nbcnn.gpu.compiler import CHOSEN, missing, named, numba_cuda
 from nbcnn.gpu.language import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator types nothing", allow_module_level=True)
+
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
 
 cuda = numba_cuda()
 
