@@ -1,6 +1,7 @@
 """Ops of ONNX on constants: what a file computes of shapes and other constants is computed while it is read, by NumPy.
 
-A result is made only after its size is known and small enough (`LARGEST` elements), so that no file asks for more memory than that.
+A result is made only after its size is known and small enough (`LARGEST` elements), and all results of a file share a `Room`, so no file asks for
+more memory than that.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from nbcnn.onnx.errors import OnnxError, Unsupported, onnx_package
 from nbcnn.onnx.files import array
 from nbcnn.onnx.node import BATCH
 
-LARGEST = 2**26
+LARGEST = 2**25
 """Elements of a computed constant at most."""
+ROOM = 1 << 28
+"""Bytes of all computed constants of a file at most, beside four times those that the file has itself: int8 becomes float32."""
 
 Attributes = dict[str, Any]
 
@@ -227,3 +230,30 @@ def folded(op: str, given: Sequence[Any], attributes: Attributes) -> np.ndarray:
     if made.size > LARGEST or made.ndim > 16:
         raise Unsupported(f"a computed constant of {made.shape} elements; {LARGEST:,} are taken")
     return made
+
+
+class Room:
+    """What the constants that are computed of one file may take: twenty nodes of a file of 2 KB made 5 GB, none of which was too large alone."""
+
+    def __init__(self) -> None:
+        self._left, self._known = ROOM, dict[int, np.ndarray]()
+
+    def folded(self, op: str, given: Sequence[Any], attributes: Attributes) -> np.ndarray:
+        """As `folded`; raises Unsupported also where there is no room for the result. A view of a constant takes none."""
+        for each in given:
+            if isinstance(each, np.ndarray):
+                self._enter(each, 4)
+        made = folded(op, given, attributes)
+        self._enter(made, 4 if op == "Constant" else -1)
+        return made
+
+    def _enter(self, made: np.ndarray, times: int) -> None:
+        """Add `times` the bytes of an array that is seen for the first time to the room that is left."""
+        while isinstance(made.base, np.ndarray):
+            made = made.base
+        if id(made) in self._known:
+            return
+        if self._left + times * made.nbytes < 0:
+            raise Unsupported(f"the constants that the file has computed take {ROOM:,} bytes more than four times its own, and no more are taken")
+        self._known[id(made)] = made  # held, so that no other array gets its number
+        self._left += times * made.nbytes

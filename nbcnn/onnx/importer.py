@@ -24,7 +24,7 @@ from nbcnn.nn.activations import LogSoftmax, Scale, Softmax
 from nbcnn.nn.graphs import Graph, Input, Value
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.onnx import elementwise, norms, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
-from nbcnn.onnx.constants import FOLDED, folded
+from nbcnn.onnx.constants import FOLDED, Room
 from nbcnn.onnx.erf import ERF, Erf, erf_of
 from nbcnn.onnx.errors import NAMED, OnnxError, Unsupported, UnsupportedNodes, onnx_package
 from nbcnn.onnx.exporter import noted
@@ -161,6 +161,7 @@ class _Walk:
         graph = file.graph
         self._read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
         self._reasons: list[tuple[str, str, str]] = []
+        self._room = Room()
         self._values: dict[str, Any] = dict(initialisers(file))
         kept = trained(file)
         frozen = set() if kept is None else {name for name in self._values if name not in kept}
@@ -269,7 +270,7 @@ class _Walk:
             return [self._size(op, operands[0], attributes)]
         if not any(isinstance(each, Val | Erf) for each in operands):
             if op in FOLDED:
-                return [folded(op, operands, attributes)]
+                return [self._room.folded(op, operands, attributes)]
             raise Unsupported("all its operands are constants, and what it makes of them is not computed")
         if op == ERF or any(isinstance(each, Erf) for each in operands):
             return [erf_of(self.sheet, op, operands)]

@@ -12,6 +12,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "commands",
     "files",
     "kills",
+    "memory",
     "mutants",
     "overwrites",
     "signals",

@@ -183,7 +183,7 @@ def test_deep_documents_are_refused(depth, ends):
         (b'{"\\ud800": 1}', "a character that cannot be written"),
         (b"[18446744073709551616]", "beyond 64 bits"),
         (b"[" + b"9" * 5000 + b"]", "is no JSON|beyond 64 bits"),
-        (b" " * (document.LARGEST + 1), "larger than 64 MiB"),
+        (b" " * (document.LARGEST + 1), "larger than 16 MiB"),
     ],
 )
 def test_what_no_document_of_ours_has_is_refused(content, says):

@@ -13,7 +13,12 @@ onnx = pytest.importorskip("onnx.checker", reason="the package onnx is not insta
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from nbcnn.onnx import OnnxError, UnsupportedNodes, from_onnx  # noqa: E402
+from nbcnn.onnx import (  # noqa: E402
+    OnnxError,
+    UnsupportedNodes,
+    constants,
+    from_onnx,
+)
 
 FLOAT = TensorProto.FLOAT
 
@@ -48,6 +53,22 @@ def test_initialisers_that_nobody_reads_are_not_loaded_and_the_same_bytes_are_lo
             assert tracemalloc.get_traced_memory()[1] < 30 << 20
         finally:
             tracemalloc.stop()
+
+
+def test_computed_constants_share_one_room(tmp_path, monkeypatch):
+    """Each of 20 was small enough, and together they took 5 GB: here 1 MB each, of 4 MB and four times the 64 bytes of the file's own."""
+    monkeypatch.setattr(constants, "ROOM", 4 << 20)
+    size = numpy_helper.from_array(np.array([512, 512]), "size")
+    taken = [helper.make_node("ConstantOfShape", ["size"], [f"c{at}"]) for at in range(4)]
+    views = [helper.make_node("Transpose", ["c0"], [f"t{at}"]) for at in range(20)]
+    from_onnx(saved(tmp_path / "a.onnx", [*taken, *views, helper.make_node("Relu", ["x"], ["y"])], [size]), mode="cpu").close()
+    for more in (helper.make_node("ConstantOfShape", ["size"], ["d"]), helper.make_node("Add", ["c0", "c1"], ["d"])):
+        path = saved(tmp_path / "b.onnx", [*taken, more, helper.make_node("Relu", ["x"], ["y"])], [size])
+        with pytest.raises(UnsupportedNodes, match="4,194,304 bytes more than four times its own"):
+            from_onnx(path, mode="cpu")
+    own = numpy_helper.from_array(np.ones((512, 512), np.float32), "own")
+    quadrupled = [helper.make_node("Add", ["own", "own"], [f"d{at}"]) for at in range(8)]
+    from_onnx(saved(tmp_path / "c.onnx", [*quadrupled, helper.make_node("Relu", ["x"], ["y"])], [own]), mode="cpu").close()
 
 
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
