@@ -79,7 +79,7 @@ def activation(
         ...     return x / (1.0 + abs(x))
         >>> def softsign_gradient(dy, y):
         ...     return dy * (1.0 - abs(y)) * (1.0 - abs(y))
-        >>> Softsign = nbcnn.activation("softsign", softsign, softsign_gradient, reads="y")
+        >>> Softsign = nbcnn.activation("soft_sign", softsign, softsign_gradient, reads="y")
         >>> nbcnn.Model([Softsign()], mode="cpu").build((1,)).predict(np.array([[255]], np.uint8))
         array([[0.5]], dtype=float32)
     """

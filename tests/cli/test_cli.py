@@ -16,6 +16,7 @@ from nbcnn import __main__
 from nbcnn.cli import errors, report
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
+from nbcnn.plan import names
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST
 
@@ -72,7 +73,7 @@ def test_help_ends_with_examples_and_exit_codes(command):
     ("argv", "says"),
     [
         (["--mode", "im2cool"], "did you mean im2col?"),
-        (["--mode", "gpu"], "none of auto, cpu, naive, tiled, im2col, tensorcore\n"),
+        (["--mode", "gpu"], f"none of auto, {', '.join(names.MODES)}\n"),
         (["--dataset", "cifar"], "did you mean cifar10?"),
         (["--bacth", "3"], "did you mean --batch?"),
         (["--epoch", "3"], "did you mean --epochs?"),

@@ -86,7 +86,7 @@ def softsign_gradient(dy, y, scale):
     return dy * (rest * rest) / scale
 
 
-Softsign = nbcnn.activation("softsign", softsign, softsign_gradient, reads="y", scale=1.0)
+Softsign = nbcnn.activation("soft_sign", softsign, softsign_gradient, reads="y", scale=1.0)
 ''',
     "focal": '''
 import math
@@ -252,11 +252,11 @@ def test_training_on_kernels(own, key, device):
 
 def test_what_reads_its_output_is_an_epilogue_in_training(own):
     net = Net([*model_of(own).layers], (1, 6, 6), mode="cpu", fusing=True)
-    assert "conv_softsign_fprop" not in {str(step.op) for step in net.record_gradients(4).steps}  # NumPy gains nothing
+    assert "conv_soft_sign_fprop" not in {str(step.op) for step in net.record_gradients(4).steps}  # NumPy gains nothing
     tape = Tape(training=True)
     trace(tape, layers_named([*net.layers])[:2], tape.temp("x", (4, 1, 6, 6)))
     (step,) = merge(tape.steps, MODES["im2col", "fp32"].ops)
-    assert (str(step.op), step.attrs["scale"]) == ("conv_softsign_fprop", 0.5)
+    assert (str(step.op), step.attrs["scale"]) == ("conv_soft_sign_fprop", 0.5)
 
 
 def test_what_is_wrong_with_a_declaration_is_said(own):
