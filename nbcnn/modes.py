@@ -26,7 +26,6 @@ from nbcnn.ops.activations import add, glu, log_softmax, mul, prelu, softmax
 from nbcnn.ops.activations import table as activations
 from nbcnn.ops.conv import bias, depthwise_stream_wgrad, depthwise_wgrad, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed, expanded
-from nbcnn.ops.conv.frame.few_pixels import for_few_pixels
 from nbcnn.ops.conv.simt import few_rows, im2col, im2col_fused, pointwise
 from nbcnn.ops.conv.thin import fused as thin_fused
 from nbcnn.ops.conv.thin import plain as thin
@@ -101,8 +100,6 @@ COMMON: Ops = exported("OPS")
 REFERENCES = exported("REFERENCES")
 """References of the fused ops. The `cpu` row does not have them: NumPy gains nothing from fusing."""
 
-MOST_ZEROS: Mapping[str, int] = {"bf16": 64, "tf32": 64, "fp32": 16}
-"""How many times the products of a grouped or dilated convolution an engine may make for the zeros of its filters (frame/expanded.py)."""
 _DEPTHWISE = depthwise_wgrad.OPS
 """Depthwise convolutions, before those that take any groups; mode `naive` does without."""
 _STREAMED = (("common", depthwise_stream_wgrad.OPS), ("common", _DEPTHWISE))
@@ -121,7 +118,7 @@ _IM2COL = (
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
     ("im2col", few_rows.OPS),
     *_PRODUCTS,
-    ("im2col", expanded.grouped(im2col.OPS, most=MOST_ZEROS["fp32"])),
+    ("im2col", expanded.grouped(im2col.OPS)),
     (
         "im2col",
         COMMON | {Op("gemm"): gemm.IMPL} | DWCONV["best"] | pwconv1d.transposed(im2col.OPS) | conv_evonorm.two_ops(im2col.OPS[Op("conv", "fprop")]),
@@ -133,13 +130,8 @@ _NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {
 _TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {Op("gemm"): gemm.IMPL}
 
 
-MMA_FIRST: Mapping[str, tuple[Op, ...]] = {"tf32": (Op("upconv", "wgrad"),)}
-"""What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma needs both panels of a weight gradient
-transposed in shared memory."""
-
-
 def _tensorcore(precision: str) -> Row:
-    """The row of one precision: first and last layers, then Hopper's engine, then the portable one, which takes every shape."""
+    """The row of one precision: first and last layers, Hopper's engine, the portable one, which takes every shape; each step takes the cheapest."""
     general = statistics.of_engine(mma.ops(precision))
     general |= {
         Op("conv", "wgrad", before=(Unpool(),)): composed.pool_wgrad(general[Op("conv", "wgrad")], unpool.IMPL),
@@ -147,9 +139,6 @@ def _tensorcore(precision: str) -> Row:
             general[Op("upconv", "fprop")], pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]
         ),
     }
-    # Least cost is right more often than an order in fp32; in bf16 and tf32 as often (docs/log/tensor-cores.md).
-    by_cost = precision == "fp32"
-    first = {} if by_cost else for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     few = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     thin_parts = [(name, statistics.of_engine(part) if Op("conv", "fprop") in part else part) for name, part in few]
@@ -160,13 +149,13 @@ def _tensorcore(precision: str) -> Row:
     }
     general |= pwconv1d.transposed(general) | {Op("gemm"): gemm.engine(general[Op("conv", "fprop")])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
-    engines = (*(() if by_cost else (("mma", first),)), ("wgmma", hopper), ("mma", general), *(_PRODUCTS if by_cost else ()))
+    engines = (("wgmma", hopper), ("mma", general), *(_PRODUCTS if precision == "fp32" else ()))
     two_ops = [(name, conv_evonorm.two_ops(ops[Op("conv", "fprop")])) for name, ops in (*thin_parts, *engines) if Op("conv", "fprop") in ops]
-    groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
+    groups = [(name, expanded.grouped(ops)) for name, ops in (("wgmma", hopper), ("mma", general))]
     behind = (("wgmma", norms), *two_ops, *_STREAMED, *groups, ("common", batch_cluster.OPS), ("common", common))
     parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
-    own = ("thin", "wgmma", "mma", "common", *(("im2col",) if by_cost else ()))
-    return Row("tensorcore", precision, "gpu", "NHWC", parts, own, by_cost)
+    own = ("thin", "wgmma", "mma", "common", *(("im2col",) if precision == "fp32" else ()))
+    return Row("tensorcore", precision, "gpu", "NHWC", parts, own, by_cost=True)
 
 
 MODES: Mapping[tuple[str, str], Row] = {
@@ -217,4 +206,4 @@ def with_dwconv(row: Row, variant: str) -> Row:
     The fused backward belongs to "best": under another variant the row does without, so that its own kernels run.
     """
     kept = [(part, {op: impl for op, impl in ops.items() if op != Op("dwconv1d", "bwd")}) for part, ops in row.fallbacks]
-    return replace(row, fallbacks=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))
+    return replace(row, fallbacks=((variant, DWCONV[variant]), *kept), own=(*row.own, variant), asked=variant)

@@ -53,11 +53,9 @@ def plan_on(
     return lower(steps, row.layout, resolve, weights, row.store, beside, sharing=weights is not None, lean=lean)
 
 
-def _refusal(impl: Impl, call: Call, target: Target, by_cost: bool) -> str | None:
-    """None if an implementation runs a call on the GPU that `target` describes, else the reason in words: of a row in the table's order also that
-    another is likely faster.
-    """
-    return impl.lacks(target) or impl.supports(call, target) or (None if by_cost else impl.slower(call, target))
+def _refusal(impl: Impl, call: Call, target: Target) -> str | None:
+    """None if an implementation runs a call on the GPU that `target` describes, else the reason in words."""
+    return impl.lacks(target) or impl.supports(call, target)
 
 
 @dataclass(frozen=True)
@@ -73,17 +71,19 @@ class Found:
 def offered(row: Row, call: Call, target: Target) -> tuple[list[Found], list[str]]:
     """What can run a call on `row`, the chosen one first, and why others cannot.
 
-    Of a row that chooses by cost that is the one of the least estimated time (`Impl.cost`), of others the first of the chain.
+    Of a row that chooses by cost that is the one of the least estimated time (`Impl.cost`) among those that were asked for, or else are the mode's
+    own; of others the first of the chain.
     """
     found, reasons = [], []
     for part, impl in row.chain(call.op):
-        if reason := _refusal(impl, call, target, row.by_cost):
+        if reason := _refusal(impl, call, target):
             reasons.append(f"{part}: {reason}")
             continue
         tile = impl.tile(call, target)
         found.append(Found(part, impl, tile, impl.cost(replace(call, tile=tile), target)))
     if row.by_cost and found:
-        best = min(found, key=lambda each: each.us)
+        able = [each for each in found if each.part == row.asked] or [each for each in found if each.part in row.own] or found
+        best = min(able, key=lambda each: each.us)
         found = [best, *(each for each in found if each is not best)]
     return found, reasons
 

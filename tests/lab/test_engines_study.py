@@ -40,19 +40,17 @@ def test_every_way_to_run_a_step_is_found_today_s_choice_first(one):
     names = [way.impl.engine for way in by_op["conv_wgrad"].ways]
     assert names == ["im2col", "wgmma", "mma"], "the cheapest first, then the others in the table's order"
     assert by_op["conv_wgrad"].ways[0].tile == by_op["conv_wgrad"].ways[0].impl.tile(by_op["conv_wgrad"].call, H200)
-    few = [way for way in by_op["conv_relu_fprop"].ways if way.impl.engine == "wgmma"]
-    assert few == [] or few[0].slower, "which is offered, with the reason why the table leaves it out"
     assert [len(task.ways) > 1 for task in found] == sorted((len(task.ways) > 1 for task in found), reverse=True)
     more = engines.tasks(["small"], ["fp32"], Absent(), most_tiles=3, batches=(0,))
     assert sum(len(task.ways) for task in more) > sum(len(task.ways) for task in found)
 
 
 MEASURED = Path(__file__).with_name("engines_h100.json")
-"""Times of every implementation of 500 steps on an H100, by `study engines`, in rows of the steps that have a choice."""
+"""Times of every implementation of 970 steps on an H100, by `study engines`, in rows of the steps that have a choice."""
 
 
 @pytest.mark.parametrize(
-    ("row", "mean", "worst"), [("im2col", 0.009, 0.17), *full(("fp32", 0.014, 0.61), ("bf16", 0.02, 0.57), ("tf32", 0.026, 0.39))]
+    ("row", "mean", "worst"), [("im2col", 0.005, 0.17), *full(("fp32", 0.013, 0.54), ("bf16", 0.012, 0.44), ("tf32", 0.008, 0.29))]
 )
 def test_the_regret_of_the_choices_is_small(row, mean, worst):
     """What today's choices cost by measured times, on average and at most: 3 % and 15 % are asked for."""

@@ -17,7 +17,6 @@ from nbcnn.nn.layers import Conv2d, Flatten
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d
 from nbcnn.nn.optim import SGD
-from nbcnn.ops.conv.frame.few_pixels import MOST_PIXELS
 from nbcnn.ops.conv_norm import gradient_sums
 from nbcnn.ops.kernel.call import host
 from nbcnn.plan.bounds import parity_bound
@@ -279,13 +278,13 @@ def test_norms_keep_their_gradient_where_nothing_is_gained():
 def test_few_pixels_stay_with_the_engine_that_splits_their_sums():
     """The row takes mma for them, which has no sums; so the norm keeps its gradient."""
 
-    def ops(batch):
-        layers = [Conv2d(64, 3, padding=1), BatchNorm2d(), ReLU(), Conv2d(64, 3, padding=1), MSE()]
-        net = Net(layers, (64, 8, 8), choice=Choice(modes.MODES["tensorcore", "bf16"], "as asked"), device=Absent(H200))
+    def ops(channels, batch):
+        layers = [Conv2d(channels, 3, padding=1), BatchNorm2d(), ReLU(), Conv2d(channels, 3, padding=1), MSE()]
+        net = Net(layers, (channels, 8, 8), choice=Choice(modes.MODES["tensorcore", "bf16"], "as asked"), device=Absent(H200))
         return {(item.step.op, item.how.mode) for item in net.lower(net.record_gradients(batch)).steps}
 
-    assert ("conv_dgrad", "mma") in ops(MOST_PIXELS // 64)
-    assert (SUMS, "wgmma") in ops(MOST_PIXELS // 64 + 4)
+    assert ("conv_dgrad", "mma") in ops(128, 1)
+    assert (SUMS, "wgmma") in ops(64, 8)
 
 
 def norms(x):

@@ -325,7 +325,7 @@ def test_a_forced_engine_leaves_the_other_out(monkeypatch):
     assert [part for part, _ in row.chain("upconv_wgrad")][-2:] == ["wgmma", "mma"]
 
 
-@pytest.mark.parametrize(("batch", "part"), [(1, "mma"), (2, "wgmma")])
+@pytest.mark.parametrize(("batch", "part"), [(1, "mma"), (4, "wgmma")])
 def test_few_pixels_run_in_the_portable_engine(monkeypatch, batch, part):
     monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
     row, _ = choose_mode("tensorcore", None, "auto", (9, 0))

@@ -73,19 +73,18 @@ CHUNK = 40
 
 @dataclass(frozen=True)
 class Way:
-    """An implementation that can run a step, with a tile, and why the table would leave it out though it can (None: it would not)."""
+    """An implementation that can run a step, with a tile."""
 
     part: str
     impl: Impl
     tile: Any
-    slower: str | None = None
 
     @property
     def named(self) -> dict[str, Any]:
         made: dict[str, Any] = {"part": self.part, "engine": self.impl.engine or self.part}
         if self.tile is not None:
             made |= {"tile": asdict(self.tile), "kind": type(self.tile).__name__}
-        return made | ({"slower": self.slower} if self.slower else {})
+        return made
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def ways(row: str, step: Step, target: Target, most_tiles: int = 1) -> tuple[Way
         if not impl.lacks(target) and impl.supports(call, target) is None:
             tile = impl.tile(call, target)
             offered = [tile, *(other for other in impl.candidates(call, target) if other != tile)] if tile is not None else [None]
-            made += [Way(part, _kept(impl), each, impl.slower(call, target)) for each in offered[:most_tiles]]
+            made += [Way(part, _kept(impl), each) for each in offered[:most_tiles]]
     return tuple(
         {(id(way.impl.bind), way.tile): way for way in reversed(made)}[key] for key in dict.fromkeys((id(way.impl.bind), way.tile) for way in made)
     )

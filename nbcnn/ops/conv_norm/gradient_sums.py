@@ -104,7 +104,6 @@ def ops(engine: Impl) -> dict[Op, Impl]:
         bind=bind,
         scratch=lambda call: align(parts(call)[2], ALIGNMENT),
         supports=lambda call, target: engine.supports(convolution(call), target),
-        slower=lambda call, target: engine.slower(convolution(call), target),
         estimate=around(engine, lambda call: parts(call)[0], own),
         tile=lambda call, target: engine.tile(convolution(call), target),
         candidates=lambda call, target: engine.candidates(convolution(call), target),

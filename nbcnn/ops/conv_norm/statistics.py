@@ -117,7 +117,6 @@ def ops(conv: Impl, with_moments: Impl | None = None) -> dict[Op, Impl]:
             bind=bind,
             scratch=scratch,
             supports=lambda call, target: engine.supports(convolution(call), target),
-            slower=lambda call, target: engine.slower(convolution(call), target),
             estimate=around(engine, lambda call: parts(call)[0], own),
             tile=lambda call, target: engine.tile(convolution(call), target),
             candidates=lambda call, target: engine.candidates(convolution(call), target),

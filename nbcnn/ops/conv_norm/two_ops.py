@@ -173,7 +173,6 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         bind=bind,
         scratch=scratch,
         supports=lambda call, target: conv.supports(parts(call)[0], target) or norm.supports(parts(call)[1], target),
-        slower=lambda call, target: conv.slower(parts(call)[0], target),
         estimate=around(conv, lambda call: parts(call)[0], own if norm.traffic is not None else None),
         tile=lambda call, target: conv.tile(parts(call)[0], target),
         candidates=lambda call, target: conv.candidates(parts(call)[0], target),

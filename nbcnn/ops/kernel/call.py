@@ -186,8 +186,6 @@ class Impl:
     bind      Call -> what to run, in order.
     scratch   Call without arrays (tile resolved) -> bytes of scratch; needs no GPU.
     supports  Call without arrays, Target -> None, or the reason in words why this shape cannot run on that GPU.
-    slower    Call without arrays, Target -> None, or the reason in words why another implementation is likely faster there; not asked
-              where a row chooses by cost.
     estimate  Call without arrays (tile resolved), Target -> microseconds by the engine's model (`nbcnn.ops.kernel.cost`). None where what the
               launches move is all that counts.
     engine    the name of its kernels, where an op has several implementations.
@@ -217,7 +215,6 @@ class Impl:
     splits: Callable[[Call], Mapping[int, int]] = _no_splits
     exactly: bool = False
     once: bool = False
-    slower: Callable[[Call, Target], str | None] = _any_shape
     engine: str = ""
     estimate: Callable[[Call, Target], float] | None = None
 

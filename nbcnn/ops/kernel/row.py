@@ -20,7 +20,9 @@ class Row:
     layout  how images are stored between the layers.
     fallbacks  (name, ops) in the order in which a step looks for an implementation that supports it.
     by_cost  whether a step takes the cheapest implementation that supports it (`Impl.cost`), in place of the first.
-    own     the names of the fallbacks that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
+    own     the names of the fallbacks that count as the mode itself: another runs a step where none of these can, and is reported. Empty: the
+            mode's name.
+    asked   the name of a fallback that was asked for: it runs what it supports, whatever it costs.
     """
 
     mode: str
@@ -30,6 +32,7 @@ class Row:
     fallbacks: tuple[tuple[str, Ops], ...]
     own: tuple[str, ...] = ()
     by_cost: bool = False
+    asked: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "own", self.own or (self.mode,))

@@ -142,7 +142,6 @@ def engine(conv: Impl) -> Impl:
         bind=lambda call: conv.bind(as_conv(call)),
         scratch=lambda call: conv.scratch(as_conv(call)),
         supports=refused,
-        slower=lambda call, target: conv.slower(as_conv(call), target),
         estimate=around(conv, as_conv),
         tile=lambda call, target: conv.tile(as_conv(call), target),
         candidates=lambda call, target: conv.candidates(as_conv(call), target),

@@ -170,7 +170,6 @@ def _through(impl: Impl, layout: str) -> Impl:
         bind=bind,
         scratch=scratch,
         supports=inner(impl.supports),
-        slower=inner(impl.slower),
         estimate=around(impl, lambda call: as_convolution(call, layout), own),
         tile=inner(impl.tile),
         pack=inner(impl.pack) if impl.pack is not None else None,

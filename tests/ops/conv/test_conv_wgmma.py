@@ -203,23 +203,11 @@ def test_channels_of_each_tap_are_padded(case):
 def test_refusals_are_in_words():
     bf16 = made_by("bf16")
     by_op = {case.op: case for case in cases((ConvShape(1, 32, 5, 7, 60, 3, 3, 1, 1),), (), ())}
-    assert "32 channels to sum over would be padded to 64" in bf16["conv_fprop"].slower(bare(by_op["conv_fprop"]), H200)
     assert "60 channels to sum over are not a multiple of 8" in bf16["conv_dgrad"].supports(bare(by_op["conv_dgrad"]), H200)
     served = cases((ConvShape(1, 48, 6, 8, 96, 3, 3, 2, 1), ConvShape(1, 32, 6, 8, 96, 1, 1, 1, 0)), (), ())
     assert {case.op for case in served if bf16[case.op].supports(bare(case), H200)} == {WITH_SECOND}, "which patches alone make"
     (odd,) = [c for c in pooled_cases(ConvShape(1, 64, 4, 6, 64, 3, 3, 1, 1)) if c.op == "conv_relu_pool_fprop"]
     assert "rows of 6 pixels" in bf16["conv_relu_pool_fprop"].supports(bare(odd), H200)
-
-
-def test_channels_may_be_padded_further_where_a_pixel_is_loaded_once():
-    """Twice with one tap, and where patches serve; with several taps of other images wgmma is the slower one. In tf32 only with one tap."""
-    of = {(32, 8, 3, 1): True, (32, 12, 3, 1): False, (32, 12, 1, 1): True, (40, 12, 3, 1): True, (24, 8, 3, 1): False, (32, 16, 3, 2): False}
-    for (C, side, taps, stride), served in of.items():
-        for precision, channels in (("bf16", C), ("tf32", C // 2)):
-            case = next(case for case in conv_cases(ConvShape(2, channels, side, side, 64, taps, taps, stride, taps // 2)) if case.op == "conv_fprop")
-            impl = made_by(precision)["conv_fprop"]
-            taken = (impl.supports(bare(case), H200) or impl.slower(bare(case), H200)) is None
-            assert taken == (served and (precision == "bf16" or taps == 1)), (precision, channels, side, taps, stride)
 
 
 def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = None) -> Bound:

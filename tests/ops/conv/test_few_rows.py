@@ -49,7 +49,6 @@ def test_only_pixels_side_by_side_are_rows():
     assert few_rows.supports(call_of(2, 8, 3, 2), H200) is None
     assert few_rows.supports(call_of(32, 8, 3), H200) is None
     assert few_rows.supports(call_of(33, 8, 3), H200) == "33 rows are more than the 32 lanes that keep their sums"
-    assert few_rows.slower(call_of(9, 8, 3), H200) == "9 rows are enough for tiles"
     assert few_rows.supports(call_of(1, 7, 3), H200) == "7 channels are no whole quads"
     for other in ({"window": 3}, {"stride": 2}):
         assert pointwise.supports(call_of(1, 8, 3, 4, **other), H200) == "its windows are more than one pixel, or do not lie side by side"

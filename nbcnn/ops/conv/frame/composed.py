@@ -66,7 +66,6 @@ def _asking(impl: Impl, inner_call: Callable[[Call], Call], own: Callable[[Call]
     return replace(
         impl,
         supports=lambda call, target: impl.supports(inner_call(call), target),
-        slower=lambda call, target: impl.slower(inner_call(call), target),
         estimate=around(impl, inner_call, own),
         tile=lambda call, target: impl.tile(inner_call(call), target),
         candidates=lambda call, target: impl.candidates(inner_call(call), target),

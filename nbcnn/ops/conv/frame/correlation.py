@@ -189,15 +189,6 @@ def correlation(call: Call) -> Correlation:
 
 SQUARE = 8
 """Pixels along the side of a square, the 64 rows of one wgmma."""
-_MOST_PADDED, _MOST_PADDED_ONCE = {64: 1.8, 32: 1.5}, {64: 2.0, 32: 1.5}
-"""How many times its channels a source of several taps may be padded to, by the channels of a row, 64 of bfloat16 and 32 of tf32: where every tap is
-loaded, and where patches are, which load a pixel once.
-
-mma.sync pads less, but makes products 0.6 times as fast. 256 images of 28×28, 3×3 taps in bf16, µs of wgmma and of mma.sync: 40 → 80 channels 72.8
-and 76.3, 72 → 72 103 and 115, 32 → 64 46.7 and 38.0; 32 → 64 of 32×32, by patches, 30.2 and 51.4. In tf32 nothing was timed.
-"""
-_MOST_PADDED_OF_TAP = 2.0
-"""The same with one tap, whose bytes take longer than its products."""
 
 
 def whole(count: int, channels: int) -> int:
@@ -225,12 +216,6 @@ def refusal(call: Call) -> str | None:
     if g.top < 0 or g.left < 0:
         return f"a padding of {call.attrs['pad']} is wider than the filter"
     return beyond_tma(g) or too_large(call.in_shapes[0], call.out_shapes[0])
-
-
-def padded(g: Correlation, channels: int) -> str | None:
-    """None, or that too much of the time goes into zeros, in words. `channels` are those of one tile along GK."""
-    most = _MOST_PADDED_OF_TAP if g.taps == 1 else (_MOST_PADDED_ONCE if has_patches(g) else _MOST_PADDED)[channels]
-    return f"{g.C} channels to sum over would be padded to {whole(g.C, channels)}" if whole(g.C, channels) > most * g.C else None
 
 
 def beyond_tma(g: Correlation) -> str | None:

@@ -141,16 +141,16 @@ def _measured(tensor: float, fetched: float, latency: float, start: float, ends:
 
 
 BESIDE = {
-    ("columns", "bf16"): (1.25, _measured(0.97, 66.8, 904, 3530, 22.0, 1300, 6.8, 0.06)),
+    ("columns", "bf16"): (1.98, _measured(0.86, 61.7, 814, 536, 28.3, 1370, 6.9, 0.26)),
     ("columns", "tf32"): (1.15, _measured(0.92, 61.6, 1610, 457, 23.8, 1300, 7.1, 0.11)),
-    ("columns", "fp32"): (3.34, _measured(1.08, 53.8, 883, 1500, 26.1, 1300, 12.4, 0.51)),
-    ("patches", "bf16"): (2.08, _measured(0.82, 108, 1390, 1030, 36.4, 1480, 0.95, 0.30)),
+    ("columns", "fp32"): (3.49, _measured(1.05, 50.3, 940, 1010, 27.1, 1480, 13.0, 0.41)),
+    ("patches", "bf16"): (2.61, _measured(0.79, 47.4, 716, 331, 44.9, 1520, 1.04, 0.06)),
     ("patches", "tf32"): (3.43, _measured(0.80, 42.9, 979, 118, 146, 1300, 1.75, 0.05)),
 }
 """Microseconds of a launch, and rates, by kernel and precision, by which the correlation is compared with other engines.
 
-Fitted to 253 times of the tile that RATES choose, of 250 steps on an H100 whose clock is up to 1.98 GHz; ratios within a step count more than times.
+Fitted to 390 times of the tile that RATES choose, of 380 steps on an H100 whose clock is up to 1.98 GHz; ratios within a step count more than times.
 Rates of tiles and these differ as those were fitted to all tiles of large steps on an H200, these to small and large steps beside other engines.
 """
-PLANES_US, PLANES = 0.3, 2.4e6
+PLANES_US, PLANES = 0.3, 2.7e6
 """Microseconds of a launch that splits operands into planes, and bytes a microsecond that it moves."""

@@ -88,20 +88,14 @@ def take_weights_kernel(whole, dw, count, K, CG, R, S, KG, C, RD, SD, down, righ
         dw[i] = whole[((k * C + c) * RD + top + r * down) * SD + left + s * right]
 
 
-def grouped(engine: Mapping[Op, Impl], most: int) -> dict[Op, Impl]:
-    """gconv_fprop, gconv_dgrad and gconv_wgrad by the conv_* of `engine`, for at most `most` times the products."""
+def grouped(engine: Mapping[Op, Impl]) -> dict[Op, Impl]:
+    """gconv_fprop, gconv_dgrad and gconv_wgrad by the conv_* of `engine`."""
 
     def supports(call: Call, target: Target, impl: Impl, op: Op) -> str | None:
         down, right = call.attrs["stride"]
         if down != right:
             return f"strides of {down} and {right} are not one"
         return too_large(dense(call).filters, what="the filters with their zeros") or impl.supports(dense_call(call, op), target)
-
-    def slower(call: Call, target: Target, impl: Impl, op: Op) -> str | None:
-        times = numel(dense(call).filters) / numel(own_filters(call))
-        if times > most:
-            return f"with the zeros of its filters written out it has {times:.0f} times the products, more than {most}"
-        return impl.slower(dense_call(call, op), target)
 
     def dense_call(call: Call, op: Op) -> Call:
         """The engine's call; of a weight gradient, into scratch."""
@@ -148,7 +142,6 @@ def grouped(engine: Mapping[Op, Impl], most: int) -> dict[Op, Impl]:
             "bind": bind,
             "scratch": scratch,
             "supports": lambda call, target: supports(call, target, impl, op),
-            "slower": lambda call, target: slower(call, target, impl, op),
             "estimate": around(impl, lambda call: dense_call(call, op), own if op == Op("conv", "wgrad") else None),
             "tile": lambda call, target: impl.tile(dense_call(call, op), target),
             "candidates": lambda call, target: impl.candidates(dense_call(call, op), target),

@@ -160,11 +160,6 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(weights + N * rows, outputs(call), weights + rows)]
 
 
-def slower(call: Call, target: Target) -> str | None:
-    """None, or why tiles are likely as fast."""
-    return f"{extents(call)[0]} rows are enough for tiles" if extents(call)[0] > MOST_ROWS else None
-
-
 def estimate(call: Call, target: Target) -> float:
     """Microseconds: w streams by, and rows are multiplied one after another in each run of quads; more than MOST_ROWS of them spill."""
     (_, N, K), tile = extents(call), call.tile
@@ -174,6 +169,6 @@ def estimate(call: Call, target: Target) -> float:
     return stream([once(4 * N * K, outputs(call))]) + ROW_US * rows * runs * max(1.0, waves)
 
 
-_IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic, engine="few rows", slower=slower, estimate=estimate)
+_IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic, engine="few rows", estimate=estimate)
 OPS = {Op("conv", "fprop"): _IMPL, Op("conv", "fprop", after=(Map("relu"),)): _IMPL}
 """Forward convolutions of few rows, in every GPU row that stores NHWC."""

@@ -60,11 +60,19 @@ def pack_folded(call: Call) -> np.ndarray:
 
 def _gather(after: str | None, pack: Callable[[Call], np.ndarray] = thin_gather.pack) -> Impl:
     bind, traffic = partial(thin_gather.bind, after=after), partial(thin_gather.traffic, after=after)
-    return Impl(bind, thin_gather.scratch, supports_gather, thin_gather.tile, pack, traffic=traffic)
+    return Impl(bind, thin_gather.scratch, supports_gather, thin_gather.tile, pack, traffic=traffic, engine="thin", estimate=thin_gather.estimate)
 
 
 _UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_scatter.pack, traffic=thin_up.traffic, engine="thin")
-_WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin")
+_WGRAD = Impl(
+    thin_wgrad.bind,
+    thin_wgrad.scratch,
+    supports_wgrad,
+    thin_wgrad.tile,
+    traffic=thin_wgrad.traffic,
+    engine="thin",
+    estimate=thin_wgrad.estimate,
+)
 
 FUSED = {
     Op("conv", "fprop", after=(Map("relu"),)): _gather(None),

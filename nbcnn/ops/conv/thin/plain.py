@@ -24,6 +24,7 @@ from nbcnn.ops.conv.thin import scatter as thin_scatter
 from nbcnn.ops.conv.thin import wgrad as thin_wgrad
 from nbcnn.ops.conv.thin.shape import correlation, refusal
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.cost import stream
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.op import Op
 
@@ -62,10 +63,17 @@ def traffic(call: Call) -> list[Traffic]:
     return _form(call).traffic(call)
 
 
-IMAGES = Impl(bind, scratch, supports, tile, pack, traffic=traffic, engine="thin")
+def estimate(call: Call, target: Target) -> float:
+    """Microseconds; scatter has no model but what it moves."""
+    return thin_gather.estimate(call, target) if _form(call) is thin_gather else stream(traffic(call))
+
+
+IMAGES = Impl(bind, scratch, supports, tile, pack, traffic=traffic, engine="thin", estimate=estimate)
 
 OPS: dict[Op, Impl] = {
     Op("conv", "fprop"): IMAGES,
     Op("conv", "dgrad"): IMAGES,
-    Op("conv", "wgrad"): Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin"),
+    Op("conv", "wgrad"): Impl(
+        thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic, engine="thin", estimate=thin_wgrad.estimate
+    ),
 }

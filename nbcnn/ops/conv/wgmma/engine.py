@@ -11,7 +11,7 @@ import numpy as np
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import RELU, epilogue_of
-from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, padded, refusal, whole
+from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, refusal, whole
 from nbcnn.ops.conv.frame.cost import BESIDE, PLANES, PLANES_US, RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
@@ -57,14 +57,6 @@ def implementations(precision: str) -> dict[Op, Impl]:
             return "the plain gradient is made faster by another kernel than by patches"
         return None
 
-    def slower(call: Call, target: Target) -> str | None:
-        g = correlation(call)
-        if reason := padded(g, kind.channels):
-            return reason
-        if kind.planes > 1 and whole(g.C, kind.channels) > 1.5 * g.C:
-            return f"{g.C} channels would be padded to {whole(g.C, kind.channels)} in {kind.planes} planes"
-        return None
-
     def estimate(call: Call, target: Target) -> float:
         *planes, _ = traffic(call, kind)
         return _microseconds(call, kind, target) + sum(PLANES_US + each.logical / PLANES for each in planes)
@@ -92,7 +84,7 @@ def implementations(precision: str) -> dict[Op, Impl]:
         # An op around one of these has other operands: it says itself which of them are the same.
         return split_bytes(call, SOURCE) if kind.planes > 1 and (call.op in (*IMAGE_OPS, WITH_MOMENTS) or epilogue_of(call.op)) else {}
 
-    named: dict[str, Any] = {"exactly": True, "slower": slower, "engine": "wgmma", "estimate": estimate}
+    named: dict[str, Any] = {"exactly": True, "engine": "wgmma", "estimate": estimate}
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, **named)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 
