@@ -61,18 +61,18 @@ class _Paths:
         class Loop(lanes.Loop):
             def __init__(self, returns: Any = None) -> None:
                 super().__init__(returns)
-                self.place, self.count = _caller(), 0
+                self.line, self.count = _caller(), 0
 
             def again(self) -> bool:
                 self.count += 1
                 if paths.on:
-                    paths.trips[self.place] = max(paths.trips[self.place], self.count)
+                    paths.trips[self.line] = max(paths.trips[self.line], self.count)
                 return super().again()
 
         def over(*bounds: Any) -> Any:
             if any(type(bound) is np.ndarray for bound in bounds):
                 loop = Loop()
-                loop.place = _caller()
+                loop.line = _caller()
                 return loop.over(*bounds)
             values = range(*map(int, bounds))
             if paths.on:

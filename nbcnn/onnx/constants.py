@@ -239,7 +239,7 @@ class Room:
         self._left, self._known = ROOM, dict[int, np.ndarray]()
 
     def folded(self, op: str, given: Sequence[Any], attributes: Attributes) -> np.ndarray:
-        """As `folded`; raises Unsupported also where there is no room for the result. A view of a constant takes none."""
+        """Fold as `folded` does; raises Unsupported also where there is no room for the result. A view of a constant takes none."""
         for each in given:
             if isinstance(each, np.ndarray):
                 self._enter(each, 4)

@@ -47,7 +47,7 @@ class Steps:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.slots = [[step] for step in steps]
-        self.place = {step: at for at, step in enumerate(steps)}
+        self.index = {step: at for at, step in enumerate(steps)}
         self.readers, self.writers = Counter[Buf](), dict[Buf, list[Step]]()
         for step in steps:
             self._count(step)
@@ -62,15 +62,15 @@ class Steps:
 
     def put(self, place: Step, made: Sequence[Step], *gone: Step) -> Sequence[Step]:
         """Let `made` take the place of `place`, and those of `gone` go; return `made`."""
-        at = self.place[place]
+        at = self.index[place]
         for step in (place, *gone):
-            self.slots[self.place.pop(step)].remove(step)
+            self.slots[self.index.pop(step)].remove(step)
             self.readers.subtract(buf.root for buf in step.ins)
             for buf in step.outs:
                 self.writers[buf.root].remove(step)
         self.slots[at] += made
         for step in made:
-            self.place[step] = at
+            self.index[step] = at
             self._count(step)
         return made
 
@@ -94,7 +94,7 @@ def merge(steps: Sequence[Step], ops: Container[Op] = ()) -> list[Step]:
         waiting = deque(made)
         while waiting:
             step = waiting.popleft()
-            if step in made.place:
+            if step in made.index:
                 waiting.extendleft(reversed(rule(made, step, ops)))
     return list(made)
 

@@ -272,7 +272,7 @@ class Watch:
 
     @staticmethod
     def _places(array: Any, at: np.ndarray, count: int, lanes: np.ndarray) -> np.ndarray:
-        """Of every lane the bytes of `count` elements from `at` on, as a shadow numbers them."""
+        """The bytes of `count` elements from `at` on, by lane, as a shadow numbers them."""
         first = at * array.flat.dtype.itemsize + array.origin
         if array.space == "shared":
             first = first + now.block.number[lanes] * array.rows.shape[1]
