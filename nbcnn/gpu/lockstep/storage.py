@@ -192,10 +192,15 @@ class Global(Memory):
         self.flat[i] = value
 
     def _known(self, i: np.ndarray) -> np.ndarray:
-        """Indices, looked at where they have 64 bits: NumPy makes int64 of uint64, so that what was negative would count from the end again."""
-        if i.dtype is U8 and i.size and i.max() >= self.size:
+        """Indices, looked at where they have 64 bits: NumPy makes int64 of uint64, so that what was negative would count from the end again.
+
+        They are int64 behind that: NumPy 2.0 refuses to take by uint64.
+        """
+        if i.dtype is not U8:
+            return i
+        if i.size and i.max() >= self.size:
             raise IndexError
-        return i
+        return i.view(I8)
 
     def words(self, dtype: np.dtype) -> Any:
         """The same memory as elements of another type."""
