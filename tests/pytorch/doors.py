@@ -30,7 +30,7 @@ def gradients_there(module, x, training=True):
     if value.requires_grad:
         value.backward()
     found = [each for each in double.parameters() if each.requires_grad and each.grad is not None]
-    return [(each.detach().numpy(), each.grad.numpy()) for each in found if each.grad.any()]
+    return felt([(each.detach().numpy(), each.grad.numpy()) for each in found])
 
 
 def gradients_here(model, x):
@@ -42,7 +42,13 @@ def gradients_here(model, x):
         return []
     pulled(layers(x.double().reshape(len(x), *model.net.input_shape)).reshape(len(x), *shape)).backward()
     own = dict(layers.named_parameters())
-    return [(own[name].detach().numpy(), own[name].grad.numpy()) for name in trained(model) if own[name].grad.any()]
+    return felt([(own[name].detach().numpy(), own[name].grad.numpy()) for name in trained(model)])
+
+
+def felt(found):
+    """Those of (value, gradient) whose gradient is more than rounding: that of a bias before a batch norm is 0, or 1e-18 by another order of sums."""
+    least = 1e-12 * max((np.abs(gradient).max() for _, gradient in found), default=0.0)
+    return [(value, gradient) for value, gradient in found if np.abs(gradient).max() > least]
 
 
 def assert_same_gradients(model, module, x, tolerance=1e-9):
