@@ -32,7 +32,7 @@ class Unsupported(Exception):
     """One node cannot be taken; the reason in words. The importer collects them."""
 
 
-class BothComputed(Unsupported):
+class BothComputed(Whole, Unsupported):
     """A product of two computed values, as in attention: no layer is one, whatever their shapes."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ def with_constructors():
             node.name
             for node in ast.parse(text).body
             if isinstance(node, ast.ClassDef)
-            and any(base in ast.unparse(each) for each in node.bases for base in ("Error", "Exception", "Whole"))
+            and any(base in ast.unparse(each) for each in node.bases for base in ("Error", "Exception", "Unsupported", "Whole"))
             and any(isinstance(each, ast.FunctionDef) and each.name == "__init__" for each in node.body)
         ]
         module = ".".join(("nbcnn", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
