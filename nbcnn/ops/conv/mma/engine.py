@@ -20,6 +20,12 @@ from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 from nbcnn.plan.op import Op
+from nbcnn.plan.shapes import numel
+
+MOMENTS = 0.9e-6
+"""Microseconds of the moments of a result, which the epilogue takes after the products: fitted to 23 convolutions in bf16 on an H100, of whose times
+the model was off by 28 % without it, and by 9 % with it. wgmma's are hidden: 0.2e-6.
+"""
 
 
 def refusal(call: Call, target: Target) -> str | None:
@@ -57,7 +63,8 @@ def implementations(precision: str) -> dict[Op, Impl]:
 
     def estimate(call: Call, target: Target) -> float:
         product, *_ = bytes_of(call)
-        return microseconds(call.tile, correlation(call), kind, product.distinct + outputs(call), target)
+        moments = MOMENTS * numel(call.out_shapes[0]) if call.op == WITH_MOMENTS else 0.0
+        return microseconds(call.tile, correlation(call), kind, product.distinct + outputs(call), target) + moments
 
     impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma", estimate=estimate)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
