@@ -44,6 +44,7 @@ CONVOLUTIONS = (
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
     "test_conv_mma.py",
+    "test_conv_mma_wgrad.py",
     "test_conv_naive_tiled.py",
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
