@@ -273,6 +273,7 @@ def every_kind():
             "quality-main": [train, classify],
             "features": learned(),
             "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
+            "suite": [{"passed": 2600, "failed": [], "skipped": {"needs two GPUs": 12}, "seconds": 380.5}],
             "scaling-1-2": scaling(),
             "nets-bf16-resnet18": networks(),
             "predict-bf16-mlp": predictions(),

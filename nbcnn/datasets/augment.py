@@ -80,7 +80,7 @@ class Augment:
         for name in ("crop", "cutout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 15:
-                raise UsageError(f"{name} is a number of pixels, 0 or more, got {quoted(value)}")
+                raise UsageError(f"{name} is a number of pixels, 0 or more, as in {name}:4, got {quoted(value)}")
         if self.border not in BORDERS:
             raise UsageError(f"border is {' or '.join(map(repr, BORDERS))}, got {quoted(self.border)}{nearest(str(self.border), BORDERS)}")
 

@@ -37,7 +37,7 @@ from nbcnn.ops.conv import fused
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.losses import pairs
 from nbcnn.ops.update.rule import MOST_NUMBERS, MOST_STATES, Rule
-from nbcnn.plan.op import Op
+from nbcnn.plan.op import Map, Op
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BUILTINS = {"abs", "min", "max", "int", "float", "bool", "range"}
@@ -322,7 +322,8 @@ def _check_name(name: str, taken: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(f"a name has small letters, digits and underscores, and begins with a letter; got {name!r}")
     printed = {str(op) for op in (*(op for row in modes.MODES.values() for op in row.ops), *modes.REFERENCES)}
-    made = {name, f"{name}_fprop", f"{name}_dgrad", f"conv_{name}_fprop"}  # relu_pool would make the conv_relu_pool_fprop that is there
+    own = (Op(name, "fprop"), Op(name, "dgrad"), Op("conv", "fprop", after=(Map(name),)))
+    made = {name, *map(str, own)}  # relu_pool would make the conv_relu_pool_fprop that is there
     if name not in _declared and (name in taken or made & printed or _words(name) in description.known_layers()):
         raise UsageError(f"nbcnn has a {name} of its own: choose another name")
 

@@ -110,7 +110,7 @@ def test_steps_of_the_side_branch_take_no_part():
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
 @pytest.mark.parametrize(
     ("most", "readers"),
-    [(MOST_ARENA, {"conv_dgrad_relu": 7, "conv_wgrad": 8, "conv_dgrad": 1}), (1 << 20, {"conv_dgrad_relu": 7, "conv_wgrad": 1, "conv_dgrad": 1})],
+    [(MOST_ARENA, {"conv_dgrad_relu": 7, "conv_wgrad": 7}), (1 << 20, {"conv_dgrad_relu": 7})],
 )
 def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(monkeypatch, most, readers):
     monkeypatch.setattr(sharing, "MOST_ARENA", most)
