@@ -18,6 +18,7 @@ from scripts import ROOT
 from nbcnn.cli import cache, ready_models, train_run
 from nbcnn.cli.phases import Phases
 from nbcnn.datasets import cifar10, mnist
+from nbcnn.files.extras import PackageMissing
 from nbcnn.gpu import compile_pool, device, driver, kernel_store
 from nbcnn.gpu.kernel_store import Stored
 from nbcnn.run.timeline import wait_launch
@@ -205,7 +206,7 @@ def test_a_package_for_a_model_has_every_kernel_of_its_training(model, store, tm
     for path in of_training:
         path.unlink()
     done = training()
-    assert done.returncode == 4, "without one of its kernels a compiler is asked for"
+    assert done.returncode == PackageMissing.exit_code, "without one of its kernels a compiler is asked for"
     assert "Numba-CUDA" in done.stderr
 
 
