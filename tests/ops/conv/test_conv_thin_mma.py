@@ -134,6 +134,7 @@ def test_what_is_refused_is_said_in_words(which, op, shape, up, words):
 
 
 @pytest.mark.sampled
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("which", "op", "up"), [(0, "conv_relu_fprop", False), (1, "upconv_fprop", True), (1, "upconv_wgrad", True)])
 def test_compile_for_ampere_without_spills(which, op, up):
     shape = ConvShape(4, 256, 16, 16, 3, 3, 3, 1, 1) if up else ConvShape(4, 3, 32, 32, 256, 3, 3, 1, 1)

@@ -258,6 +258,7 @@ def bound_launches(op: str, precision: str, batch: int, of: ConvShape = FIRST):
 
 
 @pytest.mark.sampled
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("op", "precision"), [("conv_relu_pool_fprop", "bf16"), ("conv_fprop", "tf32"), ("conv_pool_wgrad", "bf16"), ("conv_wgrad", "tf32")]
 )
