@@ -134,9 +134,12 @@ def marks_of(part, marked):
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_passes_in_the_simulator(part, pytestconfig, tmp_path):
     """No race and nothing out of bounds in the first launches and the largest ones of every kernel; and every kernel of the list is launched."""
-    passes(PARTS[part], OURS, marks_of(part, pytestconfig.getoption("markexpr")), {LAUNCHES: str(tmp_path / "launched")})
+    marked = pytestconfig.getoption("markexpr")
+    passes(PARTS[part], OURS, marks_of(part, marked), {LAUNCHES: str(tmp_path / "launched")})
     launched = read(tmp_path / "launched")
     assert set(LAUNCHED[part]) - set(launched) == set(), "launched no longer: give them a case, or make launched.json anew (CONTRIBUTING.md)"
+    if marked != "not full":
+        return  # the list is of these cases: among more of them other launches are the first and the largest, which alone are looked at
     lost = {name: sorted(set(reached) - set(launched[name]["reached"])) for name, reached in LAUNCHED[part].items()}
     assert {name: paths for name, paths in lost.items() if paths} == {}, (
         "go round once, or answer alike: give them a case, or make launched.json anew"
