@@ -8,21 +8,21 @@ with fp32 weights in a training step, and bf16 operands in a single convolution.
 from __future__ import annotations
 
 import gc
-import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from nbcnn.files import extras
 from nbcnn.lab.measure.caches import Calls, sets_for
 from nbcnn.lab.measure.timing import WARM_SECONDS, Timer, Timing, each_ms, sensible_count, summarise, wall_ms, warm
 from nbcnn.plan.shapes import ConvShape
 
-MISSING = 'PyTorch with CUDA is not installed, so there is no peer to compare with: pip install "nbcnn[torch]"'
+MISSING = f"PyTorch with CUDA is not installed, so there is no peer to compare with: {extras.line('torch')}"
 
 
 def available() -> bool:
     """True if torch is installed and sees a CUDA device."""
-    if importlib.util.find_spec("torch") is None:
+    if not extras.installed("torch"):
         return False
     import torch
 

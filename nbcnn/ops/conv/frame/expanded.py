@@ -8,7 +8,8 @@ The zeros are in no weight: an engine packs its filters by an index map (`Impl.p
 turned into one of the filter as it is. A weight gradient is computed dense into scratch, and what belongs to weights is taken out of it.
 
 The products with zeros are the price: groups·R'·S' / (R·S) times as many. Tensor cores make some hundred products while the general kernel of
-`grouped.py`, which reads two operands for each, makes one; on CUDA cores an engine makes about thirty. Up to `most` times as many, it is the faster.
+`grouped.py`, which reads two operands for each, makes one; on CUDA cores an engine makes about thirty. Which is
+the faster is for `Impl.cost` to say.
 """
 
 from __future__ import annotations
