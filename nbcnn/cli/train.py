@@ -158,8 +158,6 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
             say(f"{trainer.run.path} is complete: {trained} trained. More: {called('train')} --resume {trainer.run.path} --epochs {flags.epochs + 1}")
         for line in [*warnings, *train_run.other_compilers(start, net.device_name), *train_run.other_threads(start, net.mode)]:
             say(f"nbcnn: warning: {line}", always=team.leads)
-        if team.leads:
-            train_run.record_epochs(trainer.run, flags.epochs)
     elif team.leads:
         trainer.run.rewrite([])  # of a run that was killed before its first checkpoint
         trainer.run.write_config(train_run.config(flags, data, net, session, weights))
@@ -170,11 +168,12 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     if flags.verbose:
         say(phases.text())
     part.ready(net, data, session.compiled)
-    result = trainer.fit()
+    before, result = trainer.step, trainer.fit()
     phases.mark("training")
     session.close()
     if team.leads:
-        train_run.record_memory(trainer.run, net)
+        if result.step > before:
+            train_run.record_memory(trainer.run, net)
         about = (pictures, trainer.scored)
         text = "" if flags.json else describe.summary(result, data, session, trainer.run, *about)
         part.results(describe.results(result, data, session, trainer.run, ready, *about), text, flags.json, data.data)

@@ -329,11 +329,6 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weigh
     }
 
 
-def record_epochs(run: RunFolder, epochs: int) -> None:
-    """Have config.json say how many epochs the run has now."""
-    run.amend_config(lambda config: config | {"flags": config["flags"] | {"epochs": epochs}})
-
-
 def record_memory(run: RunFolder, net: Any) -> None:
     """Add the bytes of memory that the run took to its config.json, beside the planned ones."""
     run.amend_config(lambda config: config | {"used_bytes": net.device.used_bytes()})

@@ -100,6 +100,11 @@ class RunFolder:
         """Have config.json say that the run's weights are those of its best epoch."""
         self.amend_config(lambda config: config | {"checkpoint": "best"})
 
+    def record_epochs(self, epochs: int) -> None:
+        """Have config.json, which a command's run has, say how many epochs the run has now."""
+        if self._config:
+            self.amend_config(lambda config: config | {"flags": config["flags"] | {"epochs": epochs}})
+
     def prepare(self) -> None:
         """Make the folder if need be."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -216,13 +221,14 @@ class RunFolder:
         return whole, f"{self._jsonl} had lost what epoch {epochs} wrote; the checkpoint knows it, and the line is written again"
 
     def rewrite(self, rows: Sequence[Row]) -> None:
-        """Make both files of metrics anew; without rows there are none."""
+        """Make both files of metrics those of `rows`; without rows there are none."""
         if not rows:
             self._jsonl.unlink(missing_ok=True)
             self._csv.unlink(missing_ok=True)
             return
-        atomic.replace_bytes(self._jsonl, b"".join(map(line_of, rows)))
-        atomic.replace_bytes(self._csv, _csv_lines(rows, header=True).encode())
+        for path, content in ((self._jsonl, b"".join(map(line_of, rows))), (self._csv, _csv_lines(rows, header=True).encode())):
+            if not path.exists() or regular.read(path) != content:
+                atomic.replace_bytes(path, content)
 
 
 class InMemory(RunFolder):

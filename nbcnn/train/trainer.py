@@ -139,6 +139,7 @@ class Trainer:
         self._time: Callable[[], dict[str, Any]] | None = None
         self._saved: Path | None = None
         self._unbound: Path | None = None
+        self._behind: Tensors | None = None
         self._kept: tuple[int, float, Tensors] = (0, 0.0, {})
         self._interval = log_every or 1
         self._mark = (0.0, 0)
@@ -183,8 +184,8 @@ class Trainer:
     def resume(self, path: Path, *, new_epochs: bool = False) -> list[str]:
         """Continue from a checkpoint: state, position and metrics as they were when it was saved. Returns what should be told, mostly nothing.
 
-        The run's number of epochs must be the checkpoint's, unless `new_epochs`. The folder's checkpoint-last is then, and after resuming from
-        another checkpoint, one of this position and this number of epochs.
+        The run's number of epochs must be the checkpoint's, unless `new_epochs`. With these, and after resuming from another checkpoint, the
+        folder has this position and this number of epochs as soon as `fit` goes on, and stays as it is where a callback ends the training before.
         Raises CheckpointError or RunError if it cannot be read, belongs to another run, or does not fit the session or the metrics beside it,
         UsageError if the run is to have fewer epochs than are trained, `lock.Held` if another process writes in the folder.
         """
@@ -224,9 +225,8 @@ class Trainer:
         self.rows, self._digest, self._least = [], hashlib.sha256(), math.inf
         for row in rows:
             self._add(row)
-        if path != self.run.last or metadata.get("epochs") != self.identity["epochs"]:
-            self._save(saved.tensors, self.run.last)
-        if self.team.leads:
+        self._behind = saved.tensors if path != self.run.last or metadata.get("epochs") != self.identity["epochs"] else None
+        if self.team.leads and path == self.run.last:
             self.run.rewrite(rows)
         self._saved = path
         self._keep()
@@ -254,13 +254,15 @@ class Trainer:
             raise DiskFull(f"{self.run.path} needs {needed:,} bytes for checkpoints of {each:,} each, {free:,} are free; nothing is trained yet")
 
     def _fit(self) -> Result:
-        if self.team.leads and len(self.run.rows()) != self.epochs_done:
+        if self.team.leads and self._behind is None and len(self.run.rows()) != self.epochs_done:
             raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
         # The trainer itself looks for NaN and Inf, on every device alike, so NumPy's warnings are not needed.
         with Interrupts() as interrupts, np.errstate(over="ignore", invalid="ignore"):
             try:
                 self._tell("begin", self)
                 self._share_stop()
+                if not self._stopped:
+                    self._catch_up()
                 while self.epochs_done < self.epochs and not self._stopped:
                     if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):
                         break
@@ -275,6 +277,16 @@ class Trainer:
                 raise
             self._tell("close")
             return result
+
+    def _catch_up(self) -> None:
+        """Have the folder stand where the resumed checkpoint does, with this run's number of epochs."""
+        if self._behind is None:
+            return
+        self._save(self._behind, self.run.last)
+        self._behind = None
+        if self.team.leads:
+            self.run.rewrite(self.rows)
+            self.run.record_epochs(self.epochs)
 
     def _train_epoch(self, interrupts: Interrupts) -> bool:
         """The training steps that the current epoch still needs; False if a signal came (the state is saved)."""

@@ -191,6 +191,10 @@ def test_frozen_layers_and_patience(own, tmp_path, capsys, monkeypatch):
         assert "ended early: the loss has not fallen for 2 epochs" in capsys.readouterr().out
         assert [row["test_loss"] for row in RunFolder(tmp_path / name).rows()] == [row["test_loss"] for row in rows]
     assert (tmp_path / "stopped" / checkpoint.LAST).read_bytes() == last
+    before = {path.name: path.read_bytes() for path in run.path.iterdir()}
+    for resumed in (run.path, run.last):
+        assert exits(train, ["--quiet", "--resume", resumed, "--epochs", "50"]) == 0
+        assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before
     assert exits(train, ["--quiet", "--resume", tmp_path / "stopped", "--patience", "3"]) == 0
     assert len(RunFolder(tmp_path / "stopped").rows()) == len(rows) + 1
 

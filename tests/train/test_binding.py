@@ -27,6 +27,7 @@ from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, CheckpointError
+from nbcnn.train.events import Callback
 from nbcnn.train.runlog import RunError, RunFolder
 from nbcnn.train.trainer import Diverged, Trainer
 
@@ -91,6 +92,29 @@ def resumed(folder, **options):
     told = trainer.resume(trainer.run.last, new_epochs="epochs" in options)
     trainer.fit()
     return told
+
+
+class Leaves(Callback):
+    """Ends the program at the first reading of the loss."""
+
+    def reading(self, trainer, reading):
+        raise KeyboardInterrupt
+
+
+class Ends(Callback):
+    """Ends the training before it goes on."""
+
+    def begin(self, trainer):
+        trainer.stop("enough")
+
+
+@pytest.mark.parametrize(("name", "epochs"), [(LAST, EPOCHS), (LAST, 3), ("first.safetensors", EPOCHS), ("first.safetensors", 3)])
+def test_a_resumed_run_that_a_callback_ends_at_once_stays_as_it_is(run, name, epochs):
+    before, trainer = contents(run), made(run, epochs)
+    trainer.callbacks = (Ends(),)
+    trainer.resume(run / name, new_epochs=True)
+    assert not trainer.fit().interrupted
+    assert contents(run) == before
 
 
 def edit(folder, **flags):
@@ -319,6 +343,9 @@ def test_a_run_with_more_epochs_says_so_at_once(run):
     with pytest.raises(CheckpointError, match="its epochs is 2, this run's is 3"):
         trainer.resume(trainer.run.last)
     trainer.resume(trainer.run.last, new_epochs=True)
+    trainer.callbacks = (Leaves(),)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
     assert checkpoint.load(run / LAST)[1]["epochs"] == "3"
     resumed(run, epochs=3)
     assert len(RunFolder(run).rows()) == 3
@@ -327,6 +354,9 @@ def test_a_run_with_more_epochs_says_so_at_once(run):
 def test_after_resuming_from_another_checkpoint_the_folder_stands_there(run, small):
     trainer = made(run)
     trainer.resume(run / "first.safetensors")
+    trainer.callbacks = (Leaves(),)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
     assert checkpoint.load(run / LAST)[1]["step"] == "2"
     resumed(run)
     assert ends(run) == ends(small)
