@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
@@ -52,13 +52,10 @@ class Elementwise(NoParams):
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         attrs = self.attrs()
-        y = tape.temp(f"{scope}.y", x.shape, after_relu=self.function == "relu")
+        y = tape.temp(f"{scope}.y", x.shape)
         tape.emit(Op(self.function, "fprop"), [x], [y], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
-            if dy.masked:
-                # A ReLU whose gradient arrives masked has nothing left to do; as the gradient of x it is not called masked, because the mask is y's.
-                return replace(dy, base=dy.root, masked=False)
             dx = tape.temp(f"{scope}.dx", x.shape)
             tape.emit(Op(self.function, "dgrad"), [dy, y if self.reads == "y" else x], [dx], scope, **attrs)
             return dx

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
@@ -84,7 +84,7 @@ class MaskSquares(_TrainingOnly):
         if not tape.training or tape.examples is None or not self.share:
             return x, lambda dy: dy
         examples, attrs = tape.examples, {"share": float(self.share), "size": self.size, "stream": _stream(scope)}
-        y = tape.temp(f"{scope}.y", x.shape, after_relu=x.after_relu)
+        y = tape.temp(f"{scope}.y", x.shape)
         tape.emit(Op("mask_squares"), [x, *examples], [y], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
@@ -117,14 +117,11 @@ class KSparse(_TrainingOnly):
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         images(x, scope)
-        y = tape.temp(f"{scope}.y", x.shape, after_relu=x.after_relu)
+        y = tape.temp(f"{scope}.y", x.shape)
         tape.emit(Op("ksparse", "fprop"), [x], [y], scope, k=self.k)
 
         def backward(dy: Buf) -> Buf:
-            if dy.masked:
-                # Zero where y is, so where x is: what passes no value passes no gradient, and there is nothing left to do.
-                return replace(dy, base=dy.root, masked=x.after_relu)
-            dx = tape.temp(f"{scope}.dx", x.shape, masked=x.after_relu)
+            dx = tape.temp(f"{scope}.dx", x.shape)
             tape.emit(Op("ksparse", "dgrad"), [dy, y], [dx], scope, k=self.k)
             return dx
 
@@ -168,12 +165,11 @@ class Dropout(NoParams):
             return x, lambda dy: dy
         attrs = {"p": self.p, "stream": _stream(scope)}
         examples = tape.examples
-        # Where x is 0 after a ReLU, y is too, and a gradient that is masked for y stays masked.
-        y = tape.temp(f"{scope}.y", x.shape, after_relu=x.after_relu)
+        y = tape.temp(f"{scope}.y", x.shape)
         tape.emit(Op("dropout", "fprop"), [x, *examples], [y], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
-            dx = tape.temp(f"{scope}.dx", x.shape, masked=dy.masked)
+            dx = tape.temp(f"{scope}.dx", x.shape)
             tape.emit(Op("dropout", "dgrad"), [dy, *examples], [dx], scope, **attrs)
             return dx
 

@@ -1,11 +1,8 @@
 """This module defines the fused layers of convolutions; their rules stand in `fuse.py`.
 
-    ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
-    ConvReLUPool    writes the pooled output and the argmax of each window, two bits
-    UpConv          the doubled image is never stored; UpConvMSE, a loss, stores no output either
-
-In the backward pass a fused layer multiplies its input's gradient by the ReLU mask of the layer that made that input (`Buf.after_relu`): the
-gradient arrives there masked, and the pass that plain layers need for it vanishes.
+ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
+ConvReLUPool    writes the pooled output and the argmax of each window, two bits
+UpConv          the doubled image is never stored; UpConvMSE, a loss, stores no output either
 """
 
 from __future__ import annotations
@@ -13,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nbcnn.nn.fused import Fused, unmasked
+from nbcnn.nn.fused import Fused
 from nbcnn.nn.layer import Built, Param
 from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.plan.graph import Buf, ShapeError, Tape, trace
-from nbcnn.plan.op import Loss, Map, Mask, Norm, Op, Pool, Unpool
+from nbcnn.plan.op import Loss, Map, Norm, Op, Pool, Unpool
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
@@ -49,13 +46,10 @@ class _AroundConv(Fused):
         return [tape.grad(buf) for buf in self._weights(tape)]
 
 
-def _dgrad(tape: Tape, op: Op, dy: Buf, w: Buf, x: Buf, scope: str, **attrs: int) -> Buf:
-    """Record x's gradient by `op`, masked by the ReLU that x came out of, if any."""
-    dx = tape.temp(f"{scope}.dx", x.shape, masked=x.after_relu)
-    if x.after_relu:
-        tape.emit(Op(op.kind, "dgrad", after=(Mask("relu"),)), [dy, w, x], [dx], scope, **attrs)
-    else:
-        tape.emit(op, [dy, w], [dx], scope, **attrs)
+def _dgrad(tape: Tape, kind: str, dy: Buf, w: Buf, x: Buf, scope: str, **attrs: int) -> Buf:
+    """Record x's gradient by a convolution's `kind`."""
+    dx = tape.temp(f"{scope}.dx", x.shape)
+    tape.emit(Op(kind, "dgrad"), [dy, w], [dx], scope, **attrs)
     return dx
 
 
@@ -75,7 +69,6 @@ class ConvEvoNorm(_AroundConv):
         Op("conv", "infer", after=(Norm("evonorm_s0"),)),
         Op("conv", "fprop", after=(Norm("evonorm_b0"),)),
         Op("conv", "infer", after=(Norm("evonorm_b0"),)),
-        Op("conv", "dgrad", after=(Mask("relu"),)),
     )
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
@@ -98,7 +91,7 @@ class ConvEvoNorm(_AroundConv):
         def backward(dy: Buf) -> Buf:
             dz = norm_backward(dy)
             tape.emit(Op("conv", "wgrad"), [x, dz], self._grads(tape), scope, **attrs)
-            return _dgrad(tape, Op("conv", "dgrad"), dz, w, x, scope, **attrs)
+            return _dgrad(tape, "conv", dz, w, x, scope, **attrs)
 
         return y, backward
 
@@ -111,7 +104,6 @@ class ConvReLUPool(_AroundConv):
     ops: ClassVar[tuple[Op, ...]] = (
         Op("conv", "fprop", after=(Map("relu"), Pool())),
         Op("unpool"),
-        Op("conv", "dgrad", after=(Mask("relu"),)),
         Op("conv", "wgrad", before=(Unpool(),)),
     )
 
@@ -120,19 +112,20 @@ class ConvReLUPool(_AroundConv):
         if shape.P % 2 or shape.Q % 2:
             return trace(tape, self.parts, x)
         attrs = {"stride": shape.stride, "pad": shape.pad}
-        y = tape.temp(f"{scope}.y", (shape.N, shape.K, shape.P // 2, shape.Q // 2), after_relu=True)
+        y = tape.temp(f"{scope}.y", (shape.N, shape.K, shape.P // 2, shape.Q // 2))
         index = tape.temp(f"{scope}.index", (shape.N, -(-shape.K // 4), shape.P // 2, shape.Q // 2), "uint8")
         tape.emit(Op("conv", "fprop", after=(Map("relu"), Pool())), [x, w, b], [y, index], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
-            dp = unmasked(tape, dy, y, scope)
+            dp = tape.temp(f"{scope}.dp", y.shape)
+            tape.emit(Op("relu", "dgrad"), [dy, y], [dp], scope)
             dz = tape.temp(f"{scope}.dz", shape.y_shape)
             tape.emit(Op("unpool"), [dp, index], [dz], scope)  # dead if nobody wants dx and wgrad reads dp
             if shape.C * shape.R * shape.S <= FEW_TAPS:
                 tape.emit(Op("conv", "wgrad", before=(Unpool(),)), [x, dp, index], self._grads(tape), scope, **attrs)
             else:
                 tape.emit(Op("conv", "wgrad"), [x, dz], self._grads(tape), scope, **attrs)
-            return _dgrad(tape, Op("conv", "dgrad"), dz, w, x, scope, **attrs)
+            return _dgrad(tape, "conv", dz, w, x, scope, **attrs)
 
         return y, backward
 
@@ -145,7 +138,6 @@ class UpConv(_AroundConv):
     ops: ClassVar[tuple[Op, ...]] = (
         Op("upconv", "fprop"),
         Op("upconv", "dgrad"),
-        Op("upconv", "dgrad", after=(Mask("relu"),)),
         Op("upconv", "wgrad"),
     )
 
@@ -156,7 +148,7 @@ class UpConv(_AroundConv):
 
         def backward(dy: Buf) -> Buf:
             tape.emit(Op("upconv", "wgrad"), [x, dy], self._grads(tape), scope)
-            return _dgrad(tape, Op("upconv", "dgrad"), dy, w, x, scope)
+            return _dgrad(tape, "upconv", dy, w, x, scope)
 
         return y, backward
 
@@ -170,7 +162,6 @@ class UpConvMSE(_AroundConv):
     ops: ClassVar[tuple[Op, ...]] = (
         Op("upconv", "fprop", after=(Loss("mse"),)),
         Op("upconv", "dgrad"),
-        Op("upconv", "dgrad", after=(Mask("relu"),)),
         Op("upconv", "wgrad"),
     )
 
@@ -184,4 +175,4 @@ class UpConvMSE(_AroundConv):
         if not tape.training:
             return value, dy
         tape.emit(Op("upconv", "wgrad"), [x, dy], self._grads(tape), self.scope)
-        return value, _dgrad(tape, Op("upconv", "dgrad"), dy, w, x, self.scope)
+        return value, _dgrad(tape, "upconv", dy, w, x, self.scope)

@@ -41,10 +41,7 @@ def _ops_of(*after: Part) -> tuple[Op, ...]:
 
 @dataclass(frozen=True)
 class BatchNormReLU(Fused):
-    """relu of a BatchNorm2d: one pass forward behind the statistics, and no tensor between the two backward.
-
-    Its output is not called `after_relu`: the gradient masks itself by what it reads anyway, so no layer behind it has to.
-    """
+    """relu of a BatchNorm2d: one pass forward behind the statistics, and no tensor between the two backward."""
 
     kind: ClassVar[str] = "batchnorm"
     after: ClassVar[tuple[Part, ...]] = (Map("relu"),)

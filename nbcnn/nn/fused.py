@@ -1,4 +1,4 @@
-"""This module is what fused layers share: the plain layers inside, the first of which gives name and parameters, and a ReLU's mask."""
+"""This module is what fused layers share: the plain layers inside, the first of which gives name and parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nbcnn.nn.layer import Param
-from nbcnn.plan.graph import Buf, Named, Tape
+from nbcnn.plan.graph import Named
 from nbcnn.plan.op import Op
 
 
@@ -24,12 +24,3 @@ class Fused:
 
     def params(self) -> dict[str, Param]:
         return self.parts[0][1].params()
-
-
-def unmasked(tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
-    """dy where y > 0, else 0: a step is recorded only if the following layer has not masked dy already."""
-    if dy.masked:
-        return dy
-    dz = tape.temp(f"{scope}.dz", y.shape, masked=True)
-    tape.emit(Op("relu", "dgrad"), [dy, y], [dz], scope)
-    return dz

@@ -48,10 +48,6 @@ class Buf:
           const (made once when a plan is bound).
     base  the Buf whose memory this one shares, for the same elements under another shape; None for a Buf of its own.
     values  what a const that a layer made holds (`Tape.const`).
-
-    Two facts that let a layer fuse with its neighbour without knowing it:
-    after_relu  the values came out of a ReLU: where they are 0, no gradient passes.
-    masked      this gradient is already 0 wherever the tensor that it belongs to is 0 after a ReLU.
     """
 
     name: str
@@ -59,8 +55,6 @@ class Buf:
     dtype: str = "float32"
     home: str = "arena"
     base: Buf | None = None
-    after_relu: bool = False
-    masked: bool = False
     values: tuple[float, ...] | None = None
 
     @property
@@ -134,9 +128,9 @@ class Tape:
         """Begin another part of a batch: the network is recorded once more, and its gradients take the place of those of the part before."""
         self.asked, self._graded, self.count, self.total, self.prepared = {}, set(), None, None, None
 
-    def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
-        """A new temporary; `Buf` explains `after_relu` and `masked`."""
-        return Buf(name, shape, dtype, after_relu=after_relu, masked=masked)
+    def temp(self, name: str, shape: Shape, dtype: str = "float32") -> Buf:
+        """A new temporary."""
+        return Buf(name, shape, dtype)
 
     def param(self, scope: str, name: str, shape: Shape) -> Buf:
         """The parameter `scope.name`; the same Buf however often it is asked for, and by whichever call of a shared layer."""
@@ -236,7 +230,7 @@ def trace_nodes(tape: Tape, wired: Wired, inputs: Sequence[Buf]) -> tuple[list[B
     """Record the calls of `wired` forward from `inputs`; return the outputs, and the function from their gradients to those of the inputs.
 
     A layer that joins values (`joins`) takes a list of them and gives a gradient for each. A value that is read twice has two gradients: the
-    sum is recorded behind the one that is made later. A sum of gradients is masked only if both are (`Buf`).
+    sum is recorded behind the one that is made later.
     """
     values, backwards = dict(enumerate(inputs)), list[Callable[[Buf], Any]]()
     for node in wired.nodes:
@@ -250,7 +244,7 @@ def trace_nodes(tape: Tape, wired: Wired, inputs: Sequence[Buf]) -> tuple[list[B
         def give(at: int, dy: Buf, scope: str) -> None:
             if at in grads:
                 first = grads[at]
-                total = tape.temp(f"{scope}.sum", dy.shape, masked=first.masked and dy.masked)
+                total = tape.temp(f"{scope}.sum", dy.shape)
                 tape.emit(Op("add"), [first, dy], [total], scope)
                 dy = total
             grads[at] = dy

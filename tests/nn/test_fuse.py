@@ -8,6 +8,7 @@ from gradients import assert_same_gradients
 
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import ELU, GELU, HardSwish, ReLU, ReLU6, Sigmoid, Swish, Tanh
+from nbcnn.nn.corruption import KSparse
 from nbcnn.nn.fuse import fuse, fuse_nodes
 from nbcnn.nn.fuse_convs import ConvReLUPool, UpConv, UpConvMSE
 from nbcnn.nn.graphs import Graph, Input, wired
@@ -67,6 +68,14 @@ def test_a_linear_layer_and_a_convolution_take_their_activation(activation):
 def test_a_folded_upsampling_takes_a_relu():
     layers = [Upsample2d(2), Conv2d(4, 3, padding=1, in_channels=3), ReLU()]
     assert ops_of(layers, (2, 3, 5, 5), training=True) == ["upconv_relu_fprop"]
+
+
+def test_the_gradient_of_a_sparse_code_is_masked_by_the_convolution_behind_it(fusing_cpu):
+    """Whatever the convolution before the code does with its ReLU, pooling among it."""
+    layers = [Conv2d(4, 3, padding=1), ReLU(), MaxPool2d(2), KSparse(2), Conv2d(3, 3, padding=1), MSE()]
+    ops = [str(step.op) for step in Net(layers, (3, 8, 8), mode="cpu").record_gradients(2).steps]
+    assert "conv_dgrad_relu" in ops
+    assert not {"ksparse_dgrad", "relu_dgrad"} & {*ops}
 
 
 def test_without_the_ops_nothing_is_fused():
