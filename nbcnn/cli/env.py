@@ -203,9 +203,6 @@ def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | 
     if compile_problem is not None:
         # Drivers from 580 on run CUDA 13; older ones CUDA 12.
         major = int(driver.split(".")[0]) if driver and driver[0].isdigit() else 580
-        extra = "mlir" if CHOSEN == "mlir" else "cu13" if major >= 580 else "cu12"
-        older = ""
-        if extra == "mlir" and major < 580:
-            older = " (it needs a driver from 580 on: without NBCNN_COMPILER the extra cu12 does)"
-        lines.append(f"the CUDA compiler is missing or broken: {extras.line(extra)}{older}")
+        extra = "mlir" if CHOSEN == "mlir" else "cu13"
+        lines.append(f"the CUDA compiler is missing or broken: {extras.line(extra if major >= 580 else extras.FOR_CUDA_12[extra])}")
     return lines

@@ -16,6 +16,8 @@ PACKAGES = {
     "cuda": ("cuda-bindings", "cu13"),
 }
 """Packages that the base does without, by the name that Python imports: their names for people, and the extra."""
+FOR_CUDA_12 = {"cu13": "cu12", "mlir": "mlir12"}
+"""By an extra whose toolkit is CUDA 13: the one with CUDA 12, which drivers before 580 need."""
 _LINE = 'pip install "nbcnn['
 
 
@@ -39,7 +41,7 @@ class PackageMissing(ImportError):
 
 def line(extra: str) -> str:
     """The line that installs an extra: in a checkout, too, where nbcnn is installed from it."""
-    older = " (cu12 for drivers before 580)" if extra == "cu13" else ""
+    older = f" ({FOR_CUDA_12[extra]} for drivers before 580)" if extra in FOR_CUDA_12 else ""
     return f'{_LINE}{extra}]"{older}'
 
 
@@ -50,7 +52,7 @@ def named_in(text: str) -> bool:
 
 def for_a_gpu(text: str) -> bool:
     """Whether a reason names the line of an extra that only kernels on a GPU need."""
-    return any(f"{_LINE}{extra}]" in text for extra in ("cu13", "mlir"))
+    return any(f"{_LINE}{extra}]" in text for extra in FOR_CUDA_12)
 
 
 def installed(name: str) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbcnn.cli import env
-from nbcnn.gpu import device
+from nbcnn.gpu import compiler, device, language
 
 
 def test_env_reports_versions_and_what_works(capsys):
@@ -25,16 +25,19 @@ def test_env_reports_versions_and_what_works(capsys):
 
 
 @pytest.mark.parametrize(
-    ("driver", "gpu", "compiles", "says"),
+    ("name", "driver", "gpu", "compiles", "says"),
     [
-        ("580.65.06", None, None, "everything works"),
-        ("580.65.06", None, "no NVVM", 'pip install "nbcnn[cu13]"'),
-        ("535.183.01", None, "no NVVM", 'pip install "nbcnn[cu12]"'),
-        ("580.65.06", "no device", None, "no GPU can be used: no device"),
-        (None, "no driver", None, "uses the CPU"),
-        (None, "no driver", "no NVVM", 'pip install "nbcnn[cu13]"'),
+        ("numba", "580.65.06", None, None, "everything works"),
+        ("numba", "580.65.06", None, "no NVVM", 'pip install "nbcnn[cu13]"'),
+        ("numba", "535.183.01", None, "no NVVM", 'pip install "nbcnn[cu12]"'),
+        ("mlir", "580.65.06", None, "no NVVM", 'pip install "nbcnn[mlir]"'),
+        ("mlir", "535.183.01", None, "no NVVM", 'pip install "nbcnn[mlir12]"'),
+        ("numba", "580.65.06", "no device", None, "no GPU can be used: no device"),
+        ("numba", None, "no driver", None, "uses the CPU"),
+        ("numba", None, "no driver", "no NVVM", 'pip install "nbcnn[cu13]"'),
     ],
 )
-def test_env_says_what_to_install(driver, gpu, compiles, says, monkeypatch):
-    monkeypatch.setattr(device, "SIMULATOR", False)
+def test_env_says_what_to_install(name, driver, gpu, compiles, says, monkeypatch):
+    monkeypatch.setattr(language, "SIMULATOR", False)
+    monkeypatch.setattr(compiler, "CHOSEN", name)
     assert says in " ".join(env._advice(driver, gpu, compiles))

@@ -75,7 +75,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert not [name for name in names if "/tests/" in name or "__pycache__" in name or name.endswith((".pyc", ".safetensors", ".ipynb"))]
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "nbcnn").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert {name for name in names if name.startswith("nbcnn/")} == {name for name in package if not name.startswith("nbcnn/lab/results/")}
-    assert {"plots", "svm", "release", "cu12", "cu13", "nccl", "onnx", "onnx-tests", "torch", "mlir", "dev", "docs"} == {
+    assert {"plots", "svm", "release", "cu12", "cu13", "nccl", "onnx", "onnx-tests", "torch", "mlir", "mlir12", "dev", "docs"} == {
         line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra: ")
     }
     assert wheel.stat().st_size < 2_500_000  # 600 modules; no data set, no kernels, no results

@@ -51,6 +51,13 @@ def test_a_naive_convolution_compiles_for_old_and_new_gpus():
         assert 16 <= row["registers"] <= 64, row
 
 
+@pytest.mark.parametrize("op", ["abs_fprop", "ema"])
+def test_a_map_without_settings_and_one_with_a_single_setting_compile(op):
+    """Their preludes return an empty tuple and a tuple of one number, and the map's function takes them as *args."""
+    (row,) = compiled("naive", "fp32", ("80",), "--op", op)
+    assert "error" not in row, row
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)

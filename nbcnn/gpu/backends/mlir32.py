@@ -455,8 +455,26 @@ def _load(self: Any, var: Any) -> Any:
     return tuple(self.load_var(each) for each in var) if isinstance(var, tuple) else _mlir_load(self, var)
 
 
+_mlir_called, _mlir_return = MLIRLower.build_user_defined_function_call, MLIRLower.from_return
+
+
+def _called(self: Any, target: Any, *args: Any) -> Any:
+    """What a device function gives that returns an empty tuple, for which the package has None."""
+    made = _mlir_called(self, target, *args)
+    return () if self.get_numba_type(target.name) == types.Tuple(()) else made
+
+
+def _returned(self: Any, kind: Any, value: Any) -> Any:
+    """The package hands over a tuple of one number as that number."""
+    if isinstance(kind, types.BaseTuple) and not isinstance(value, tuple):
+        value = self._unflatten_abi_value(kind, iter((value,)))
+    return _mlir_return(self, kind, value)
+
+
 MLIRLower.lower_expr_assign = _lower_expr
 MLIRLower.lower_setitem = _lower_setitem
 MLIRLower.load_var = _load
+MLIRLower.build_user_defined_function_call = _called
+MLIRLower.from_return = _returned
 cuda_lowering.cuda_static_shared_memory = _shared
 MLIRLower._get_or_create_error_global = _error_global
