@@ -1,14 +1,15 @@
 """A model of the time of a call, by which a row chooses among implementations that can run it. Every implementation has a cost.
 
 A call takes its products and its bytes, of which the longer one counts most (a p-norm, as they disturb each other), and a little for each launch.
-The products' time is the engine's own model of tiles in waves. Bytes are those that its launches are counted to move (`Impl.traffic`): different
-ones out of memory, others out of a cache. Where there is no model of products the bytes are all that counts (`stream`): so it is for everything
-that reads and writes its operands once. What another implementation's launches stand between, adds its own launches to their cost.
+The products' time is the engine's own model of tiles in waves. Bytes are those that its launches are counted to move (`Impl.traffic`). Memory moves
+the different ones and caches all of them, at the same time: the slower of the two counts. Where there is no model of products the bytes are all that
+counts (`stream`): so it is for everything that reads and writes its operands once. What another implementation's launches stand between, adds its own
+launches to their cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,21 +30,19 @@ class Speed:
     launch   microseconds of each launch, however little it does
     scale    how many times the time of its model the products take
     soft     p of the norm of products and bytes: 1 where one follows the other, 4 where they overlap
-    whole    its model knows of all its launches: they count as one
     """
 
     launch: float
     scale: float
     soft: float
-    whole: bool = True
 
 
 MEMORY, CACHE = 2.8e6, 8e6
-"""Bytes a microsecond of the whole GPU: different ones out of memory, and those that are read again, out of a cache."""
+"""Bytes a microsecond of the whole GPU: different ones out of memory, all of them through caches."""
 
 SPEEDS: dict[tuple[str, str, str], Speed] = {
-    ("im2col", "", "float32"): Speed(3.02, 0.87, 2),
-    ("pointwise", "", "float32"): Speed(3.02, 0.87, 2),
+    ("im2col", "", "float32"): Speed(2.1, 0.850, 2),
+    ("pointwise", "", "float32"): Speed(2.1, 0.880, 2),
     ("mma", "PixelTile", "bfloat16"): Speed(0.20, 0.832, 4),
     ("mma", "PixelTile", "float32"): Speed(0.20, 0.890, 4),
     ("mma", "PixelTile", "tfloat32"): Speed(0.20, 0.908, 4),
@@ -51,9 +50,9 @@ SPEEDS: dict[tuple[str, str, str], Speed] = {
     ("wgmma", "PixelTile", "float32"): Speed(3.19, 1.04, 4),
     ("wgmma", "PixelTile", "tfloat32"): Speed(4.00, 0.923, 4),
     ("wgmma", "SquareTile", "bfloat16"): Speed(1.57, 0.939, 4),
-    ("winograd", "", "float32"): Speed(2.80, 0.96, 2, whole=False),
-    ("winograd with norm", "", "float32"): Speed(2.80, 0.96, 2, whole=False),
-    ("nine products", "", "float32"): Speed(2.80, 0.96, 2, whole=False),
+    ("winograd", "", "float32"): Speed(0.91, 1.08, 2),
+    ("winograd with norm", "", "float32"): Speed(0.91, 1.08, 2),
+    ("nine products", "", "float32"): Speed(0.91, 1.08, 2),
 }
 """By engine, kind of tile ("": any) and how the first operand is stored.
 
@@ -61,7 +60,7 @@ Fitted to 2,600 times of 960 steps on an H100, so that ratios within a step coun
 """
 
 
-STREAM = Speed(2.0, 1.0, 1, whole=False)
+STREAM = Speed(2.0, 1.0, 1)
 """Launches that move bytes: a batch norm's gradients of 25 MB by one launch take 14.8 µs, by three of 44 MB 28.7 (H100)."""
 
 
@@ -71,11 +70,15 @@ def speed_of(engine: str, call: Call) -> Speed:
     return SPEEDS.get((engine, type(call.tile).__name__, stored)) or SPEEDS[engine, "", stored]
 
 
+def moved(launches: Iterable[Traffic]) -> float:
+    """Microseconds in which launches move their bytes."""
+    return sum(max(each.least / MEMORY, each.logical / CACHE) for each in launches)
+
+
 def microseconds(products: float, launches: Sequence[Traffic], speed: Speed) -> float:
     """Estimated time of launches that move so many bytes, and whose products alone take so long by the model of their engine."""
-    moved = sum((each.distinct + each.write) / MEMORY + max(0, each.read - each.distinct) / CACHE for each in launches)
-    count = 1 if speed.whole else len(launches)
-    return speed.launch * count + ((speed.scale * products) ** speed.soft + moved**speed.soft) ** (1 / speed.soft)
+    took = float((speed.scale * products) ** speed.soft + moved(launches) ** speed.soft) ** (1 / speed.soft)
+    return speed.launch * len(launches) + took
 
 
 def stream(launches: Sequence[Traffic]) -> float:

@@ -11,7 +11,7 @@ Needs compute capability 9.0 and no other: later GPUs have other amounts of shar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape
+from nbcnn.ops.kernel.cost import STREAM
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
@@ -30,11 +31,12 @@ from nbcnn.plan.op import Op, undone
 
 SHARED, BLOCK_SHARED, RESERVED = 228 << 10, 227 << 10, 1 << 10
 """Bytes of shared memory of a multiprocessor, of a block at most, and that the driver keeps of every block."""
-CLUSTERS = {8: 15, 6: 18, 5: 23, 4: 31}
+CLUSTERS = {8: 15, 6: 16, 5: 23, 4: 31}
 """Blocks of a cluster (8 is what every GPU with clusters takes), and how many such clusters of one block a multiprocessor are on an H100 or H200 at
 once: a cluster stays within one of the GPU's eight groups of multiprocessors, of which seven have 16 or 18 and one fewer
-(cuOccupancyMaxActiveClusters says 15 clusters of 8 on an H200; an H100 took sixteen of 6 at once, and not sixteen of 7). The others follow from such
-groups. Where a GPU has room for fewer, they come in more waves."""
+(cuOccupancyMaxActiveClusters says 15 clusters of 8 on an H200; an H100 took sixteen of 6 at once, and not sixteen of 7). Counted are groups of 16, as
+not every GPU has those of 18: an H100 took eighteen clusters of 6 in two waves, 36.5 µs where sixteen took 21.2. The others follow from such groups.
+Where a GPU has room for fewer, they come in more waves."""
 COLUMNS = (16, 8, 4, 2)
 """Vectors of 16 bytes that a block has of a pixel: rows of 32 bytes at least, which is what memory moves at once."""
 FEWEST = 64
@@ -45,6 +47,11 @@ WAVE_COST = 1500
 """What a wave of clusters costs besides its loads, in vectors of a multiprocessor."""
 _REGISTERS = {1: 80, 2: 128}
 """Registers of a thread at most, by the tensors that a kernel holds: one forward, two backward."""
+
+
+def together(nbytes: int, tensors: int, threads: int) -> int:
+    """Blocks that share a multiprocessor, by their shared memory and registers."""
+    return min(SHARED // (nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * threads))
 
 
 def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, waves: int = WAVES) -> list[Tile]:
@@ -66,7 +73,7 @@ def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, waves: int
             for threads in (512, 256):
                 tile = Tile(columns, threads // columns, cluster)
                 nbytes = layout_of(tile, width, pixels, tensors).nbytes
-                places = at_once * min(SHARED // (nbytes + RESERVED), 65536 // (_REGISTERS[tensors] * threads))
+                places = at_once * together(nbytes, tensors, threads)
                 if nbytes <= BLOCK_SHARED and groups <= waves * places and (threads == 256 or tile.rows <= pixels):
                     made.append(((ceil_div(groups, at_once) * (pixels * columns + WAVE_COST), -threads), tile))
     return [tile for _, tile in sorted(made, key=lambda each: each[0])]
@@ -166,8 +173,24 @@ def traffic_grads(call: Call) -> list[Traffic]:
     return [once(images + 4 * channel, written + 2 * channel)]
 
 
+BLOCK_RATE = 2.2e4
+"""Bytes a microsecond that a multiprocessor moves, whose one or two blocks first load and then store: fitted to 36 norms on an H100."""
+
+
+def estimate(call: Call, traffic: Callable[[Call], Sequence[Traffic]]) -> float:
+    """Microseconds: in each wave of clusters a multiprocessor moves what its blocks hold, however few the others are."""
+    tile, _, grid, layout, _ = _shared(call)
+    at_once, tensors = CLUSTERS[tile.cluster], _asked(call)[2]
+    places = at_once * together(layout.nbytes, tensors, tile.threads)
+    moved = sum(each.logical for each in traffic(call)) / grid
+    waves, rest = divmod(grid // tile.cluster, places)
+    blocks = waves * (places // at_once) + ceil_div(rest, at_once)
+    return STREAM.launch + blocks * moved / BLOCK_RATE
+
+
 def _impl(bind: Any, traffic: Any) -> Impl:
     named: dict[str, Any] = {"needs": (9, 0), "exactly": True, "once": True, "engine": "cluster"}
+    named["estimate"] = lambda call, target: estimate(call, traffic)
     return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, **named)
 
 

@@ -23,20 +23,20 @@ from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import applied, epilogue_function
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.cost import stream
+from nbcnn.ops.kernel.cost import MEMORY
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_load_if
-from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs
+from nbcnn.ops.kernel.traffic import Traffic, element, outputs
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 from nbcnn.ops.ptx.vector import load4_if
 from nbcnn.plan.op import Map, Op
 
 MOST_ROWS = 8
 """With more rows tiles are as fast: a layer of 256 → 256 takes 1.8 µs for one row and 7.1 for 16, and in tiles 4.3 for 64 (H200, fp32)."""
-ROW_US, SPILLED, BLOCKS = 0.22, 3, 4
-"""Microseconds of a row in a run of quads, how many times as long more than MOST_ROWS take, and blocks that share a multiprocessor: 1, 4, 8 and 16
-rows of 1,024 → 4,096 take 7.6, 9.2, 11.5 and 28.2 µs (H100, fp32)."""
+LAUNCH_US, ROW_US, SPILLED, BLOCKS = 1.2, 0.14, 2.4, 2
+"""Microseconds of the launch, of a row in a run of quads, how many times as long more than MOST_ROWS take, and blocks that share a multiprocessor:
+1, 4, 8 and 16 rows of 1,024 → 4,096 take 7.6, 9.2, 11.5 and 28.2 µs (H100, fp32)."""
 WARPS = 8
 THREADS = WARP * WARPS
 IN_FLIGHT = 4
@@ -166,7 +166,7 @@ def estimate(call: Call, target: Target) -> float:
     runs = ceil_div(K // 4, WARP * IN_FLIGHT * tile.parts)
     waves = N * tile.parts / (WARPS * BLOCKS * target.multiprocessors)
     rows = tile.rows * (SPILLED if tile.rows > MOST_ROWS else 1)
-    return stream([once(4 * N * K, outputs(call))]) + ROW_US * rows * runs * max(1.0, waves)
+    return LAUNCH_US + (4 * N * K + outputs(call)) / MEMORY + ROW_US * rows * runs * max(1.0, waves)
 
 
 _IMPL = Impl(bind, supports=supports, tile=tile_of, traffic=traffic, engine="few rows", estimate=estimate)

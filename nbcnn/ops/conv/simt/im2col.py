@@ -241,10 +241,12 @@ def scratch(call: Call) -> int:
     return partial_bytes(call.tile.split, numel(call.out_shapes[0]))
 
 
-_WGRAD = Impl(im2col_wgrad.bind, im2col_wgrad.scratch, **choices(im2col_wgrad.product, im2col_wgrad.traffic, awkward=awkward))
+_WGRAD = Impl(
+    im2col_wgrad.bind, im2col_wgrad.scratch, **choices(im2col_wgrad.product, im2col_wgrad.traffic, awkward=awkward, waits=im2col_wgrad.waits)
+)
 OPS = {
     Op("conv", "fprop"): Impl(bind_fprop, scratch, pack=pack_fprop, **choices(product, traffic, awkward=awkward)),
     Op("conv", "dgrad"): Impl(bind_dgrad, scratch, pack=pack_dgrad, **choices(product, traffic, awkward=awkward)),
-    Op("conv", "wgrad"): Impl(im2col_wgrad.bind, im2col_wgrad.scratch, **choices(im2col_wgrad.product, im2col_wgrad.traffic, awkward=awkward)),
+    Op("conv", "wgrad"): _WGRAD,
 }
 """The convolutions of row `im2col`: every shape, NHWC, float32."""

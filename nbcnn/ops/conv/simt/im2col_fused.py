@@ -179,9 +179,14 @@ def traffic_up_wgrad(call: Call) -> list[Traffic]:
     return [box_traffic(call.in_shapes[1]), product, *exchanged_traffic(9, K, C, call.tile.split)]
 
 
-_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, **choices(im2col.product, traffic_fprop, awkward=im2col.awkward))
+def waits(call: Call) -> int:
+    """Loads that follow one another where parts are added: a thread that pools has those of one part in flight."""
+    return call.tile.split if len(call.out_shapes) == 2 else 1
+
+
+_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, **choices(im2col.product, traffic_fprop, awkward=im2col.awkward, waits=waits))
 _UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, **choices(product_up_fprop, traffic_up_fprop))
-_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, **choices(product_up_dgrad, traffic_up_dgrad))
+_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, **choices(product_up_dgrad, traffic_up_dgrad, before=1))
 
 FUSED = {
     Op("conv", "fprop", after=(Map("relu"),)): _FPROP,
@@ -196,6 +201,6 @@ FUSED = {
     Op("upconv", "fprop", after=(Loss("mse"),)): composed.upconv_mse(_UP, pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]),
     Op("upconv", "dgrad"): _UP_DGRAD,
     Op("upconv", "dgrad", after=(Mask("relu"),)): _UP_DGRAD,
-    Op("upconv", "wgrad"): Impl(bind_up_wgrad, scratch_up_wgrad, supports, **choices(product_up_wgrad, traffic_up_wgrad)),
+    Op("upconv", "wgrad"): Impl(bind_up_wgrad, scratch_up_wgrad, supports, **choices(product_up_wgrad, traffic_up_wgrad, before=1)),
 }
 """The fused convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
-from nbcnn.ops.conv.frame.split import launch_sum_filters, sum_filters_traffic
+from nbcnn.ops.conv.frame.split import IN_FLIGHT, launch_sum_filters, sum_filters_traffic
 from nbcnn.ops.conv.simt.loaders import gather_columns, lines_of_a_tile, matrix
 from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.simt.tiles import Product, Tile
@@ -146,6 +146,11 @@ def product(call: Call) -> Product:
     """The product of wgrad."""
     c = shape_of(call)
     return Product(*c.gemm("wgrad"), c.C % 4 == 0 and c.K % 4 == 0, always_sums=True)
+
+
+def waits(call: Call) -> int:
+    """Loads that follow one another where the parts are added: IN_FLIGHT are under way at once."""
+    return ceil_div(call.tile.split, IN_FLIGHT)
 
 
 def scratch(call: Call) -> int:

@@ -28,7 +28,7 @@ from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
 from nbcnn.ops.conv.simt.split_fused import exchanged_traffic
-from nbcnn.ops.conv.simt.tiles import Product, Tile, cycles
+from nbcnn.ops.conv.simt.tiles import Product, Tile, product_cycles
 from nbcnn.ops.conv.winograd.product import columns_traffic, launch_columns, launch_rows, launch_sum_winograd, rows_traffic
 from nbcnn.ops.conv.winograd.transform import (
     THREADS,
@@ -251,10 +251,10 @@ def products(call: Call, target: Target) -> float:
     total = 0.0
     for _, tiles in _chunks(c, tile.images):
         if call.op.direction == "wgrad":
-            total += cycles(tile.product, Product(c.C, c.K, tiles, copies=VALUES), target)
+            total += product_cycles(tile.product, Product(c.C, c.K, tiles, copies=VALUES), target)
         else:
             source, result = (c.K, c.C) if call.op.direction == "dgrad" else (c.C, c.K)
-            total += cycles(tile.product, Product(tiles, result, source, copies=VALUES), target)
+            total += product_cycles(tile.product, Product(tiles, result, source, copies=VALUES), target)
     return total / CYCLES_A_MICROSECOND
 
 

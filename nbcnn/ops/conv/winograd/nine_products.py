@@ -19,7 +19,7 @@ import numpy as np
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import epilogue_function
 from nbcnn.ops.conv.simt import im2col
-from nbcnn.ops.conv.simt.tiles import Product, cycles
+from nbcnn.ops.conv.simt.tiles import Product, product_cycles
 from nbcnn.ops.conv.winograd.engine import BYTES, Scratch, WinogradTile, launch_filters, launch_images, launch_input
 from nbcnn.ops.conv.winograd.product import launch_rows, rows_traffic
 from nbcnn.ops.conv.winograd.transform import filters_traffic, images_traffic, input_traffic
@@ -101,7 +101,7 @@ def products(call: Call, target: Target) -> float:
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
     source, result = (K, C) if call.op.direction == "dgrad" else (C, K)
     sizes = (H * W * min(call.tile.images, N - first) for first in range(0, N, call.tile.images))
-    return sum(cycles(call.tile.product, Product(rows, result, source, copies=VALUES), target) for rows in sizes) / CYCLES_A_MICROSECOND
+    return sum(product_cycles(call.tile.product, Product(rows, result, source, copies=VALUES), target) for rows in sizes) / CYCLES_A_MICROSECOND
 
 
 _IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic, engine="nine products", estimate=estimate("nine products", products, traffic))
