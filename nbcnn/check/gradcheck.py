@@ -136,7 +136,7 @@ def dot_product(row: Row, op: Op | str, impl: Any, forward: Case, device: Any) -
     return abs(forward_side - backward_side) / scale, bound(replace(forward, terms=terms), row.precision) + _DIFFERENCE_ERROR
 
 
-def check_row(row: Row, device: Any, cases: list[Case], ops: Collection[str] | None = None) -> Iterator[Finding]:
+def check_row(row: Row, device: Any, cases: list[Case], ops: Collection[Op] | None = None) -> Iterator[Finding]:
     """All findings of one row: parity of every implementation that supports a case, then every backward; `ops` None are all."""
     for case in (case for case in cases if ops is None or case.op in ops):
         for part, impl in distinct(row, case.op, device):
@@ -179,19 +179,19 @@ def left_out() -> str:
     return f"{', '.join(modes)} ({missing})" if missing else ""
 
 
-def ops_of(pattern: str) -> frozenset[str]:
+def ops_of(pattern: str) -> frozenset[Op]:
     """The ops that `pattern` names: conv_fprop, conv_*, several with commas. Raises UsageError for one that names none."""
-    known = sorted({str(op) for op in ({case.op for case in all_cases()} | GRADIENTS.keys())})
-    found: set[str] = set()
+    known = {str(op): op for op in sorted({case.op for case in all_cases()} | GRADIENTS.keys())}
+    found: set[Op] = set()
     for word in pattern.split(","):
         matching = fnmatch.filter(known, word.strip())
         if not matching:
-            raise UsageError(f"no op {quoted(word.strip())} to check{nearest(word.strip(), known)}; nbcnn gradcheck --mode cpu lists them")
-        found.update(matching)
+            raise UsageError(f"no op {quoted(word.strip())} to check{nearest(word.strip(), list(known))}; nbcnn gradcheck --mode cpu lists them")
+        found.update(known[name] for name in matching)
     return frozenset(found)
 
 
-def check(mode: str | None = None, ops: Collection[str] | None = None) -> Iterator[Finding]:
+def check(mode: str | None = None, ops: Collection[Op] | None = None) -> Iterator[Finding]:
     """Findings of every row that can run here (or of `mode` alone), of all ops or of `ops`."""
     for row in MODES.values():
         if mode in (None, row.mode) and not (row.device == "gpu" and gpu_missing()):

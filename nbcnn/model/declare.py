@@ -287,16 +287,11 @@ def forget(*names: str) -> None:
     """Take what was declared in this process, by these names or all of it, out of all tables; networks that have it cannot be planned any more."""
     for name in names or tuple(_declared):
         kind = _declared.pop(name)
-        for held in (
-            table.ACTIVATIONS,
-            pairs.LOSSES,
-            joins.LOSSES,
-            augment.DECLARED,
-            modes.REFERENCES,
-            *(ops for row in modes.MODES.values() for _, ops in row.fallbacks),
-        ):
-            for key in (name, Op(name), Op(name, "fprop"), Op(name, "dgrad"), *fused.activated_ops(name)):
-                held.pop(key, None)  # type: ignore[attr-defined]
+        for entries in (table.ACTIVATIONS, pairs.LOSSES, joins.LOSSES, augment.DECLARED):
+            entries.pop(name, None)
+        for ops in (modes.REFERENCES, *(ops for row in modes.MODES.values() for _, ops in row.fallbacks)):
+            for op in (Op(name), Op(name, "fprop"), Op(name, "dgrad"), *fused.activated_ops(name)):
+                ops.pop(op, None)
         description.DECLARED.pop(kind.__name__, None)
         for function in [function for function, made in _of_functions.items() if made is kind]:
             del _of_functions[function]

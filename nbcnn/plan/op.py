@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Loss:
 Part: TypeAlias = Map | Mask | Add | Keep | Bias | Pool | Unpool | Moments | Sums | Partials | Norm | Loss
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Op:
-    """What a step computes. It equals its name, so a table can be asked with what a file calls an op.
+    """What a step computes. It does not equal its name: `nbcnn.modes.named` finds the op that a file means.
 
     kind       what is computed with its gradients: conv, batchnorm, relu, add, …
     direction  which pass of it: fprop, dgrad, wgrad, grads (all gradients), infer (in evaluation), …; empty where there is one alone.
@@ -112,20 +112,11 @@ class Op:
     def __str__(self) -> str:
         return self._name
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Op):
-            return self._fields == other._fields
-        return self._name == other
-
     def __lt__(self, other: Op) -> bool:
         return self._name < other._name
 
     def __hash__(self) -> int:
         return hash(self._name)
-
-    @property
-    def _fields(self) -> tuple[Any, ...]:
-        return self.kind, self.direction, self.before, self.after
 
     @property
     def plain(self) -> Op:

@@ -271,7 +271,7 @@ class Training:
         kept = self._lowered(recorded, batch, self.lean)
         if not self.recompute or split != "train":
             return kept
-        ends = "weigh_part" if batch > self.part else "advance"
+        ends = Op("weigh_part" if batch > self.part else "advance")
         losses = [step.ins[0] for step in recorded.steps if step.op == ends]
         steps = recomputed(recorded.steps, losses, self.net.row.ops)
         if len(steps) == len(recorded.steps):

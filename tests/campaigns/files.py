@@ -36,6 +36,7 @@ from nbcnn.cli.errors import DATA, OK, exit_code, message
 from nbcnn.datasets import cifar10, gepiii, mnist
 from nbcnn.lab.report.source import opened
 from nbcnn.lab.report.write import report
+from nbcnn.modes import named
 from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.losses import MSE
 from nbcnn.run import autotune
@@ -283,8 +284,10 @@ class Tile:
 def _with_tiles(path: Path) -> dict[str, Any]:
     """Tune a small net whose convolution has three tiles, with the cache at `path`."""
     row = modes.MODES["cpu", "fp32"]
-    impl = replace(row.fallbacks[0][1]["conv_fprop"], tile=lambda call, cores: Tile(1), candidates=lambda call, cores: [Tile(n) for n in (1, 2, 3)])
-    changed = replace(row, fallbacks=(("cpu", dict(row.fallbacks[0][1]) | {"conv_fprop": impl}),))
+    impl = replace(
+        row.fallbacks[0][1][named("conv_fprop")], tile=lambda call, cores: Tile(1), candidates=lambda call, cores: [Tile(n) for n in (1, 2, 3)]
+    )
+    changed = replace(row, fallbacks=(("cpu", dict(row.fallbacks[0][1]) | {named("conv_fprop"): impl}),))
     kept = autotune.cache_path, autotune._milliseconds
     modes.MODES["cpu", "fp32"] = changed
     autotune.cache_path, autotune._milliseconds = (lambda device: path), (lambda bound, device: float(bound.call.tile.size))

@@ -18,6 +18,7 @@ from nbcnn.lab.measure.opcases import conv_problem
 from nbcnn.lab.peers import cudnn_plans
 from nbcnn.lab.report import readme_tensorcore, sections
 from nbcnn.lab.studies import convs
+from nbcnn.modes import named
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.plan.shapes import ConvShape
 
@@ -155,7 +156,7 @@ def test_fused_layers_are_cases_of_the_same_convolution():
 
 def test_a_wrong_op_is_not_timed(small_layers, monkeypatch):
     row = modes.MODES["naive", "fp32"]
-    right = row.fallbacks[0][1]["conv_fprop"]
+    right = row.fallbacks[0][1][named("conv_fprop")]
 
     class Wrong(Launch):
         def run(self, stream=0):
@@ -165,7 +166,7 @@ def test_a_wrong_op_is_not_timed(small_layers, monkeypatch):
     def bind(call):
         return [Wrong(launch.kernel, launch.grid, launch.block, launch.args) for launch in right.bind(call)]
 
-    changed = dict(row.fallbacks[0][1]) | {"conv_fprop": replace(right, bind=bind)}
+    changed = dict(row.fallbacks[0][1]) | {named("conv_fprop"): replace(right, bind=bind)}
     monkeypatch.setitem(modes.MODES, ("naive", "fp32"), replace(row, fallbacks=(("naive", changed),)))
     with pytest.raises(RuntimeError, match=r"naive fp32 conv_fprop .* is not timed"):
         list(convs.passes("naive", 2, ("conv1",), beside_cudnn=False))

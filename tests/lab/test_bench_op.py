@@ -21,6 +21,7 @@ from nbcnn.lab.measure.op import Choice, NotTimed, prepare, tile_of
 from nbcnn.lab.peers import nets
 from nbcnn.lab.peers import torch_step as peers
 from nbcnn.lab.studies import predict
+from nbcnn.modes import named
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.kernel.call import HostCall, Impl, host
 
@@ -140,7 +141,7 @@ def test_a_wrong_op_is_not_timed(monkeypatch):
     def wrong(x, y):
         np.multiply(x, 1.01, out=y)
 
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | {"relu_fprop": host(wrong)}),)))
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | {named("relu_fprop"): host(wrong)}),)))
     with pytest.raises(NotTimed, match=r"cpu fp32 relu_fprop .* is not timed: error"):
         prepare(Choice("cpu"), opcases.problem("relu_fprop", "2,3,4,4"))
 

@@ -36,7 +36,7 @@ def one(monkeypatch):
 def test_every_way_to_run_a_step_is_found_today_s_choice_first(one):
     found = engines.tasks(["small"], ["fp32"], Absent(), batches=(0,))
     assert len(found) > 8
-    by_op = {task.step.op: task for task in found}
+    by_op = {str(task.step.op): task for task in found}
     names = [way.impl.engine for way in by_op["conv_wgrad"].ways]
     assert names == ["im2col", "wgmma", "mma"], "the cheapest first, then the others in the table's order"
     assert by_op["conv_wgrad"].ways[0].tile == by_op["conv_wgrad"].ways[0].impl.tile(by_op["conv_wgrad"].call, H200)

@@ -14,7 +14,7 @@ from nbcnn.gpu.target import H200
 from nbcnn.lab.measure import ncu, sampling, steady
 from nbcnn.lab.measure.op import NotTimed
 from nbcnn.lab.studies import dwconv, dwconv_counters, dwconv_report, dwconv_times, forecast_step
-from nbcnn.modes import DWCONV
+from nbcnn.modes import DWCONV, named
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.ops.kernel.traffic import total
 
@@ -52,7 +52,7 @@ def test_every_path_is_verified_and_timed(device, quick):
 
 
 def test_a_wrong_kernel_has_no_time(device, quick, monkeypatch):
-    right = DWCONV["naive"]["dwconv1d_fprop"]
+    right = DWCONV["naive"][named("dwconv1d_fprop")]
     monkeypatch.setitem(
         DWCONV["naive"], "dwconv1d_fprop", replace(right, bind=lambda call: right.bind(replace(call, ins=(call.ins[0], call.ins[0]))))
     )

@@ -32,7 +32,7 @@ def problems():
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
 def test_equal_convolutions_are_one_problem_and_the_chosen_tile_comes_first(problems):
-    found = {problem.step.op: problem for problem in problems if problem.part == "wgmma"}
+    found = {str(problem.step.op): problem for problem in problems if problem.part == "wgmma"}
     assert {op: problem.networks for op, problem in found.items()} == {
         "conv_relu_fprop": {"twice": 2},
         "conv_dgrad_relu": {"twice": 2},
@@ -63,7 +63,7 @@ def test_regret_is_what_the_choice_takes_beyond_the_fastest():
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
 def test_old_times_judge_the_choice_of_today(problems, monkeypatch, capsys, tmp_path):
-    (problem,) = [problem for problem in problems if (problem.part, problem.step.op) == ("wgmma", "conv_relu_fprop")]
+    (problem,) = [problem for problem in problems if (problem.part, str(problem.step.op)) == ("wgmma", "conv_relu_fprop")]
     timed = [{"tile": vars(tile), "kind": type(tile).__name__, "us": 10.0 + at} for at, tile in enumerate(problem.tiles[::-1])]
     found = problem.named | {"tiles": timed}
     (now,) = tiles.judged([json.loads(json.dumps(found))])

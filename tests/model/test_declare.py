@@ -179,15 +179,15 @@ def test_the_functions_are_their_formulas(own, rng):
 
 def test_every_row_has_them_and_convolutions_apply_them(own):
     for key, row in MODES.items():
-        assert {"mish_fprop", "mish_dgrad", "focal_loss_fprop", "focal_loss_dgrad", "lion"} <= set(row.ops), key
-        assert ("conv_mish_fprop" in row.ops) == ("conv_relu_fprop" in row.ops), key
+        assert {"mish_fprop", "mish_dgrad", "focal_loss_fprop", "focal_loss_dgrad", "lion"} <= set(map(str, row.ops)), key
+        assert (named("conv_mish_fprop") in row.ops) == (named("conv_relu_fprop") in row.ops), key
 
 
 @pytest.mark.parametrize("key", [key for key in MODES if key[0] != "cpu"], ids="-".join)
 @pytest.mark.parametrize("op", ["mish_fprop", "mish_dgrad", "focal_loss_dgrad", "lion", "conv_mish_fprop"])
 def test_kernels_are_the_reference(own, key, op, device, rng):
     row = MODES[key]
-    if op not in row.ops:
+    if named(op) not in row.ops:
         pytest.skip(f"{key} does not fuse")
     x, other = (rng.standard_normal((3, 8)).astype(np.float32) for _ in range(2))
     if op == "lion":
@@ -195,7 +195,7 @@ def test_kernels_are_the_reference(own, key, op, device, rng):
         state, rates = np.zeros(8, np.int64), np.full(3, 0.01, np.float32)
         attrs = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "decayed": 20}
         lion = next(each for each in row.ops if str(each) == op)
-        got = run_op(next(impl for _, impl in row.chain(lion)), lion, [w, g, m, rates, state], [0, 2, 4], device=device, attrs=attrs)
+        got = run_op(next(impl for _, impl in row.chain(named(lion))), lion, [w, g, m, rates, state], [0, 2, 4], device=device, attrs=attrs)
         u = 0.9 * m.astype(np.float64) + 0.1 * g
         decayed = w.astype(np.float64) * np.where(np.arange(37) < 20, 1 - 0.01 * 0.1, 1)
         assert np.abs(got[0] - (decayed - 0.01 * np.sign(u))).max() <= 4 * EPS * np.abs(w).max()
@@ -214,7 +214,7 @@ def test_kernels_are_the_reference(own, key, op, device, rng):
     )
     shape = (3, 4, 1, 1) if str(op).startswith("conv") else (3, 8)
     case = gradcheck.Case(named(op), "own", tuple(ins), ((shape, "float32"),), attrs, 16)
-    for _, impl in row.chain(op):
+    for _, impl in row.chain(named(op)):
         with contextlib.suppress(Unsupported):
             assert gradcheck.parity(row, impl, case, device, None) <= gradcheck.bound(case, key[1])
             return
@@ -346,7 +346,7 @@ def test_kernels_augment_as_the_reference_does(own, device, rng, layout, shape):
             attrs, x = {"own": pixels, **more}, np.empty((5, *shape), np.float32)
             gather.gather(images, order, state, x, **attrs)
             (found,) = run_op(
-                gather.OPS["gather"], "gather", [images, order, state], [(x.shape, "float32")], device=device, attrs=attrs, layout=layout
+                gather.OPS[named("gather")], "gather", [images, order, state], [(x.shape, "float32")], device=device, attrs=attrs, layout=layout
             )
             np.testing.assert_array_equal(found, x)
 
@@ -413,7 +413,9 @@ def test_augmenting_kernels_compile_without_a_stack_frame(own, rng, arch):
     attrs = {"flip": True, "crop": 2, "reflect": True, "cutout": 3, "shift": (1.0,) * 3, "factor": (2.0,) * 3, "own": own["jump"].Jump().pixels()}
     for layout in ("NCHW", "NHWC"):
         options = {"layout": layout, "attrs": attrs, "device": Host()}
-        (launch,) = Bound(gather.OPS["gather"], "gather", [images, order, np.zeros(8, np.int64)], [((2, 3, 4, 4), "float32")], **options).launches
+        (launch,) = Bound(
+            gather.OPS[named("gather")], "gather", [images, order, np.zeros(8, np.int64)], [((2, 3, 4, 4), "float32")], **options
+        ).launches
         assert_lean(launch, arch)
 
 

@@ -296,7 +296,7 @@ def test_no_gradient_of_what_is_frozen_is_computed_or_clipped_by():
     def ops(names, optimizer):
         rates = np.full(1, 0.1, np.float32)
         session = TrainingSession(net, x, labels=y, optimizer=optimizer, learning_rates=rates, batch=24, factors=dict.fromkeys(names, FROZEN))
-        return [(item.step.scope, item.step.op) for item in session.plans["train", 24].steps]
+        return [(item.step.scope, str(item.step.op)) for item in session.plans["train", 24].steps]
 
     optimizer = nbcnn.SGD(clip_norm=1.0)
     made = ops(["conv1.weight", "conv1.bias"], optimizer)

@@ -19,6 +19,7 @@ from nbcnn.nn.models import autoencoder
 from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, named, trace_nodes
 from nbcnn.plan.merging import merge
+from nbcnn.plan.op import Map, Op
 from nbcnn.run.net import Net
 
 ALL_OPS = set(MODES["im2col", "fp32"].ops)
@@ -61,7 +62,7 @@ def test_a_linear_layer_and_a_convolution_take_their_activation(activation):
         assert ops_of(layers, shape, training=False) == [f"conv_{name}_fprop"]
         kept = [f"conv_{name}_fprop"] if activation.reads == "y" else ["conv_fprop", f"{name}_fprop"]
         assert ops_of(layers, shape, training=True) == kept
-        assert ops_of(layers, shape, training=False, ops=ALL_OPS - {f"conv_{name}_fprop"}) == ["conv_fprop", f"{name}_fprop"]
+        assert ops_of(layers, shape, training=False, ops=ALL_OPS - {Op("conv", "fprop", after=(Map(name),))}) == ["conv_fprop", f"{name}_fprop"]
     assert ops_of([Linear(3, bias=False, in_features=4), activation()], (2, 4), training=False) == ["conv_fprop", f"{name}_fprop"]
 
 
@@ -80,7 +81,7 @@ def test_the_gradient_of_a_sparse_code_is_masked_by_the_convolution_behind_it(fu
 
 def test_without_the_ops_nothing_is_fused():
     assert kinds(autoencoder(), ()) == [(name, type(layer)) for name, layer in named(autoencoder())]
-    assert ("conv1", ConvReLUPool) not in kinds(autoencoder(), ALL_OPS - {"unpool"})
+    assert ("conv1", ConvReLUPool) not in kinds(autoencoder(), ALL_OPS - {Op("unpool")})
 
 
 @pytest.mark.parametrize(
@@ -191,8 +192,8 @@ def test_an_activation_is_no_step_of_its_own_in_inference(fusing_cpu):
     images = np.random.default_rng(3).integers(0, 256, (3, 3, 8, 12)).astype(np.uint8)
     plain, fused = (Net(dense(), (3, 8, 12), mode="cpu", fusing=fusing) for fusing in (False, True))
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-5, atol=1e-6)
-    assert {"conv_relu_fprop", "conv_sigmoid_fprop", "conv_swish_fprop"} <= {step.op for step in fused.record_predict(3).steps}
-    assert not {"sigmoid_fprop", "swish_fprop", "relu_fprop"} & {step.op for step in fused.record_predict(3).steps}
+    assert {"conv_relu_fprop", "conv_sigmoid_fprop", "conv_swish_fprop"} <= {str(step.op) for step in fused.record_predict(3).steps}
+    assert not {"sigmoid_fprop", "swish_fprop", "relu_fprop"} & {str(step.op) for step in fused.record_predict(3).steps}
 
 
 def test_a_convolution_of_a_doubled_image_takes_any_activation(fusing_cpu):
@@ -201,10 +202,10 @@ def test_a_convolution_of_a_doubled_image_takes_any_activation(fusing_cpu):
     plain = Net(doubled(), (3, 8, 12), mode="cpu", fusing=False)
     np.testing.assert_allclose(net.predict(images), plain.predict(images), rtol=1e-5, atol=1e-6)
     made = {"upconv_elu_fprop", "upconv_sigmoid_fprop", "upconv_swish_fprop"}
-    steps = [step.op for step in net.record_predict(3).steps]
+    steps = [str(step.op) for step in net.record_predict(3).steps]
     assert made <= set(steps)
     assert not {"elu_fprop", "sigmoid_fprop", "swish_fprop", "upconv_fprop", "upsample_fprop"} & set(steps)
-    steps = [step.op for step in net.record_gradients(3).steps]
+    steps = [str(step.op) for step in net.record_gradients(3).steps]
     assert set(steps) & {*made, "upconv_fprop", "swish_fprop", "upsample_fprop"} == {*made, "upconv_fprop", "swish_fprop"} - {"upconv_swish_fprop"}
 
 
@@ -215,7 +216,7 @@ def test_no_step_of_the_fused_autoencoder_touches_a_tensor_of_full_width(fusing_
     _, dy, backward = net.record_loss(tape, x, x)
     backward(dy)
     steps = merge(drop_dead(tape.steps), net.fusing_ops)
-    ops_of_plan = [step.op for step in steps]
+    ops_of_plan = [str(step.op) for step in steps]
     assert not {"relu_fprop", "relu_dgrad", "maxpool_fprop", "maxpool_dgrad", "upsample_fprop", "upsample_dgrad", "mse_fprop"} & set(ops_of_plan)
     assert max(np.prod(buf.shape[1:]) for step in steps for buf in (*step.ins, *step.outs) if buf.home == "arena") == 256 * 16 * 16
     assert ops_of_plan.count("unpool") == 1  # conv2's; conv1's wgrad reads the pooled gradient
@@ -226,7 +227,7 @@ def test_an_evaluation_records_no_gradient(fusing_cpu):
     tape = Tape(training=False)
     x = tape.temp("x", (2, 3, 32, 32))
     net.record_loss(tape, x, x)
-    assert [step.op for step in tape.steps if "grad" in str(step.op)] == []
+    assert [str(step.op) for step in tape.steps if "grad" in str(step.op)] == []
 
 
 def test_a_loss_that_does_not_fit_says_so(fusing_cpu):

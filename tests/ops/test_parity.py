@@ -18,7 +18,7 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure import kernels
-from nbcnn.modes import COMMON, MODES, REFERENCES
+from nbcnn.modes import COMMON, MODES, REFERENCES, named
 from nbcnn.ops.conv import fused
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.ops.kernel.case import Case
@@ -37,7 +37,7 @@ def _here(row):
 
 def test_every_row_has_every_op():
     # Steps are merged into the gradient with a second one only where the row has it (`merging.with_sums`).
-    wanted, of_convolutions = set(MODES["cpu", "fp32"].ops), set(fused.REFERENCES) - {"conv_dgrad_add_relu"}
+    wanted, of_convolutions = set(MODES["cpu", "fp32"].ops), set(fused.REFERENCES) - {named("conv_dgrad_add_relu")}
     for key, row in MODES.items():
         assert wanted <= set(row.ops), key
         assert set(row.ops) - wanted <= set(REFERENCES), key
@@ -47,13 +47,13 @@ def test_every_row_has_every_op():
 
 def test_the_cases_cover_every_op():
     # `run_op` hands an image to `convert` as it lies: test_stored.py runs it by hand.
-    assert {case.op for case in mean_cases()} | {"convert"} == set(MODES["cpu", "fp32"].ops) | set(REFERENCES)
+    assert {case.op for case in mean_cases()} | {Op("convert")} == set(MODES["cpu", "fp32"].ops) | set(REFERENCES)
 
 
 def test_every_backward_op_is_checked_against_its_forward():
     backward = {op for op in MODES["cpu", "fp32"].ops if str(op).endswith(("_dgrad", "_wgrad", "_grads"))}
     # These are one half of evonorm_b0_grads and of batchnorm_grads, between whose halves the ranks meet.
-    assert backward - {"evonorm_b0_dgrad", "batchnorm_dgrad"} <= set(gradcheck.GRADIENTS)
+    assert backward - {Op("evonorm_b0", "dgrad"), Op("batchnorm", "dgrad")} <= set(gradcheck.GRADIENTS)
 
 
 @pytest.mark.skipif(compiler.NUMBA_SIMULATOR, reason="Numba's simulator runs the small cases, below: it takes ten times as long as ours")
@@ -157,14 +157,14 @@ def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
                 error, limit = gradcheck.relative_error(got, ref), gradcheck.bound(case, row.precision)
                 assert error <= limit, (part, op, case.label)
     others = {op for op, _, impl in own(key) if impl.lacks(SIMULATED)}  # wgmma and TMA, in Numba's simulator also mma: compiled, below
-    assert run >= {op for op, _, _ in wanted} - others - {"convert"}
+    assert run >= {op for op, _, _ in wanted} - others - {Op("convert")}
 
 
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator makes no tensor maps")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_every_op_of_a_row_is_planned(key):
     """Bound to host memory as on the GPU that each implementation needs: tile, scratch, packed weights, a grid, and a count of bytes a launch."""
-    row, planned = MODES[key], {"convert"}  # which test_stored.py runs
+    row, planned = MODES[key], {Op("convert")}  # which test_stored.py runs
     for op in row.ops:
         for part, impl in row.chain(op):
             arch = arch_of(impl)
@@ -209,8 +209,8 @@ def arch_of(impl):
 
 
 def test_a_wrong_kernel_is_found():
-    case = next(c for c in mean_cases() if c.op == "conv_dgrad")
-    right = next(impl for _, impl in MODES["cpu", "fp32"].chain("conv_dgrad"))
+    case = next(c for c in mean_cases() if str(c.op) == "conv_dgrad")
+    right = next(impl for _, impl in MODES["cpu", "fp32"].chain(named("conv_dgrad")))
 
     def slightly_wrong(call):
         launches = right.bind(call)
@@ -233,8 +233,8 @@ def test_an_unwritten_output_is_found():
 
 def test_a_gradient_that_is_not_the_forwards_is_found():
     row = MODES["cpu", "fp32"]
-    forward = next(c for c in mean_cases() if c.op == "avgpool_fprop")
-    halved = Impl(lambda call: [*next(i for _, i in row.chain("avgpool_dgrad")).bind(call), _Halve(call.outs[0])])
+    forward = next(c for c in mean_cases() if str(c.op) == "avgpool_fprop")
+    halved = Impl(lambda call: [*next(i for _, i in row.chain(named("avgpool_dgrad"))).bind(call), _Halve(call.outs[0])])
     error, limit = gradcheck.dot_product(row, "avgpool_dgrad", halved, forward, Host())
     assert error > limit
 
@@ -249,7 +249,7 @@ class _Halve:
 
 def test_wgmma_serves_hopper_and_no_later_gpu():
     for precision in ("bf16", "tf32", "fp32"):
-        chain = dict(MODES["tensorcore", precision].chain("conv_wgrad"))
+        chain = dict(MODES["tensorcore", precision].chain(named("conv_wgrad")))
         assert chain["wgmma"].lacks(H200) is None
         assert "9.0 and no other" in chain["wgmma"].lacks(kernels.target_of("120"))
         assert "9.0" in chain["wgmma"].lacks(kernels.target_of("89"))

@@ -157,7 +157,7 @@ def plans(draw):
     _, dy = MSE().build(tape, y, target, "mse")
     back(dy)
     weights, grads = (Buf(name, (99,), home=home) for name, home in (("weights", "param"), ("grads", "grad")))
-    tape.emit("sgd_update", [weights, grads], [weights], "update")
+    tape.emit(Op("sgd_update"), [weights, grads], [weights], "update")
     resolutions = {}
 
     def resolve(step):

@@ -11,6 +11,7 @@ import nbcnn
 from nbcnn import modes
 from nbcnn.gpu.target import H200
 from nbcnn.lab.measure.plans import Absent
+from nbcnn.modes import named
 from nbcnn.nn.activations import ReLU, ReLU6
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import Conv2d, Flatten
@@ -27,7 +28,7 @@ from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
 from nbcnn.run.session import TrainingSession
 
-OPS = ("add_relu_dgrad", "conv_dgrad_relu")
+OPS = (named("add_relu_dgrad"), named("conv_dgrad_relu"))
 SHAPE = (3, 6, 6)
 
 
@@ -36,7 +37,7 @@ def test_a_sum_of_two_gradients_is_made_by_the_one_step_that_reads_it():
     rest = tuple(Buf(f"operand{at}", (2, 3)) for at in range(5))
     first, reads = Step(Op("add"), (a, b), (total,)), Step(Op("batchnorm", "grads", before=(Mask("relu"), Keep())), (total, *rest), (other,))
     merged = merge([first, reads])
-    assert [(step.op, step.ins) for step in merged] == [("batchnorm_add_relu_grads", (a, *rest, b))]
+    assert [(str(step.op), step.ins) for step in merged] == [("batchnorm_add_relu_grads", (a, *rest, b))]
     assert merge(merged) == merged, "there is no third"
     for kept in (
         [first, reads, Step(Op("relu", "dgrad"), (total, a), (c,))],
@@ -59,10 +60,10 @@ def test_two_gradients_of_a_relu_are_added_and_masked_in_one_pass():
         Step(Op("relu", "dgrad"), (total, y), (dz,)),
     ]
     first, second = merge(steps, OPS)
-    assert (first.op, first.ins, first.outs, first.attrs) == ("conv_dgrad", (dy, w), (b,), attrs), "the pass behind it masks by the same values"
-    assert (second.op, second.ins, second.outs) == ("add_relu_dgrad", (a, b, y), (dz,))
+    assert (str(first.op), first.ins, first.outs, first.attrs) == ("conv_dgrad", (dy, w), (b,), attrs), "the pass behind it masks by the same values"
+    assert (str(second.op), second.ins, second.outs) == ("add_relu_dgrad", (a, b, y), (dz,))
     assert merge(steps) == steps
-    assert [step.op for step in merge([*steps, Step(Op("f"), (b,), (a,))], OPS)] == ["conv_dgrad_relu", "add_relu_dgrad", "f"]
+    assert [str(step.op) for step in merge([*steps, Step(Op("f"), (b,), (a,))], OPS)] == ["conv_dgrad_relu", "add_relu_dgrad", "f"]
     for other in (Step(Op("f"), (total,), (a,)), Step(Op("relu", "dgrad"), (total, a), (b,))):
         assert merge([*steps, other], OPS) == [*steps, other], "the sum is read twice"
 
@@ -71,23 +72,23 @@ def test_two_gradients_of_a_relu_are_added_and_masked_in_one_pass():
 def test_max_pooling_adds_the_other_gradient_of_its_input(second):
     dy, index, a, b, total = bufs("dy index a b total")
     steps = [Step(Op("maxpool", "dgrad"), (dy, index), (b,), {"size": 2, "stride": 2}), Step(Op("add"), (a, b) if second else (b, a), (total,))]
-    (merged,) = merge(steps, ("maxpool_dgrad",))
-    assert (merged.op, merged.ins, merged.outs, merged.attrs) == ("maxpool_dgrad", (dy, index, a), (total,), {"size": 2, "stride": 2})
+    (merged,) = merge(steps, (named("maxpool_dgrad"),))
+    assert (str(merged.op), merged.ins, merged.outs, merged.attrs) == ("maxpool_dgrad", (dy, index, a), (total,), {"size": 2, "stride": 2})
     assert merge(steps) == steps
     again = [*steps, Step(Op("f"), (b,), (a,))]
-    assert merge(again, ("maxpool_dgrad",)) == again, "somebody else reads the pooling's own part"
+    assert merge(again, (named("maxpool_dgrad"),)) == again, "somebody else reads the pooling's own part"
 
 
 def test_a_bias_is_added_where_the_sum_is_copied():
     x, b, a, y, z = bufs("x b a y z")
     steps = [Step(Op("bias", "fprop"), (x, b), (y,)), Step(Op("concat", "fprop"), (a, y), (z,))]
-    assert [(step.op, step.ins, step.outs) for step in merge(steps, ("concat_bias_fprop",))] == [("concat_bias_fprop", (a, x, b), (z,))]
+    assert [(str(step.op), step.ins, step.outs) for step in merge(steps, (named("concat_bias_fprop"),))] == [("concat_bias_fprop", (a, x, b), (z,))]
     for kept in (
         [steps[0], Step(Op("concat", "fprop"), (y, a), (z,))],
         [steps[0], Step(Op("concat", "fprop"), (a, a, y), (z,))],
         [*steps, Step(Op("f"), (y,), (x,))],
     ):
-        assert merge(kept, ("concat_bias_fprop",)) == kept
+        assert merge(kept, (named("concat_bias_fprop"),)) == kept
     assert merge(steps) == steps
 
 
@@ -98,7 +99,7 @@ def test_a_convolution_masks_what_it_alone_gives_to_a_relu():
         return [Step(Op("conv", "dgrad"), (dy, w), (dx,), {"stride": stride, "pad": 1}), Step(Op("relu", "dgrad"), (dx, y), (dz,))]
 
     (merged,) = merge(steps(1), OPS)
-    assert (merged.op, merged.ins, merged.outs, merged.attrs) == ("conv_dgrad_relu", (dy, w, y), (dz,), {"stride": 1, "pad": 1})
+    assert (str(merged.op), merged.ins, merged.outs, merged.attrs) == ("conv_dgrad_relu", (dy, w, y), (dz,), {"stride": 1, "pad": 1})
     strided, again = steps(2), [*steps(1), Step(Op("f"), (dx,), (w,))]
     assert merge(strided, OPS) == strided, "of stride 2 the plain form runs in four phases"
     assert merge(again, OPS) == again
@@ -109,8 +110,8 @@ def test_an_epilogue_takes_the_map_of_its_results():
     x, w, b, y, z = bufs("x w b y z")
     attrs, op = {"stride": 2, "pad": 1}, "conv_leaky_relu_fprop"
     steps = [Step(Op("conv", "fprop"), (x, w, b), (y,), attrs, "conv1"), Step(Op("leaky_relu", "fprop"), (y,), (z,), {"slope": 0.1}, "leaky_relu1")]
-    (merged,) = merge(steps, (op,))
-    assert (merged.op, merged.ins, merged.outs, merged.scope) == (op, (x, w, b), (z,), "conv1")
+    (merged,) = merge(steps, (named(op),))
+    assert (str(merged.op), merged.ins, merged.outs, merged.scope) == (op, (x, w, b), (z,), "conv1")
     assert merged.attrs == attrs | {"slope": 0.1}
     vector, out = y.reshaped((2, 48)), Buf("out", (2, 48), home="io")
     for kept in (
@@ -119,14 +120,16 @@ def test_an_epilogue_takes_the_map_of_its_results():
         [steps[0], replace(steps[1], ins=(vector,), outs=(out,))],  # in NHWC the elements of such a vector stand in another order
         [replace(steps[0], outs=(Buf("y", y.shape, home="io"),)), replace(steps[1])],
     ):
-        assert merge(kept, (op,)) == kept
+        assert merge(kept, (named(op),)) == kept
     assert merge(steps) == steps
 
 
 def test_vectors_are_images_of_one_pixel():
     x, w, b, y = Buf("x", (2, 3, 1, 1)), Buf("w", (4, 3, 1, 1)), Buf("b", (4,)), Buf("y", (2, 4, 1, 1))
     z = Buf("z", (2, 4), home="io")
-    (merged,) = merge([Step(Op("conv", "fprop"), (x, w, b), (y,)), Step(Op("relu", "fprop"), (y.reshaped((2, 4)),), (z,))], ("conv_relu_fprop",))
+    (merged,) = merge(
+        [Step(Op("conv", "fprop"), (x, w, b), (y,)), Step(Op("relu", "fprop"), (y.reshaped((2, 4)),), (z,))], (named("conv_relu_fprop"),)
+    )
     assert (merged.outs[0].root, merged.outs[0].shape) == (z, (2, 4, 1, 1))
 
 
@@ -144,10 +147,10 @@ def test_a_convolution_masks_what_passes_a_dropout_or_a_code(kind):
     ]
     first, masked, *rest = merge(steps, OPS)
     assert first is steps[0]
-    assert (masked.op, masked.ins) == ("conv_dgrad_relu", (dy, w, sparse))
+    assert (str(masked.op), masked.ins) == ("conv_dgrad_relu", (dy, w, sparse))
     if kind == "dropout":
         (last,) = rest
-        assert (last.op, last.ins, last.outs, last.attrs) == ("dropout_dgrad", (masked.outs[0], order), (dz,), attrs)
+        assert (str(last.op), last.ins, last.outs, last.attrs) == ("dropout_dgrad", (masked.outs[0], order), (dz,), attrs)
     else:
         assert (masked.outs, rest) == ((dz,), [])
     other = [replace(steps[0], attrs={}), *steps[1:]]
@@ -159,7 +162,7 @@ def test_a_convolution_of_a_stride_masks_where_its_engine_does():
     attrs = {"stride": 2, "pad": 1}
     steps = [Step(Op("conv", "dgrad"), (dy, w), (dx,), attrs), Step(Op("relu", "dgrad"), (dx, y), (dz,))]
     (merged,) = with_sums(steps, served("conv_dgrad_relu"))
-    assert (merged.op, merged.ins, merged.outs, merged.attrs) == ("conv_dgrad_relu", (dy, w, y), (dz,), attrs)
+    assert (str(merged.op), merged.ins, merged.outs, merged.attrs) == ("conv_dgrad_relu", (dy, w, y), (dz,), attrs)
     assert with_sums(steps, served()) == steps
 
 
@@ -182,8 +185,8 @@ def test_a_residual_network_without_norms_has_the_gradients_of_the_plain_one(mon
     for name, gradient in grads.items():
         assert np.linalg.norm(gradient - plain_grads[name]) <= bound * max(np.linalg.norm(plain_grads[name]), 1e-2), name
     recorded = fused.record_gradients(5)
-    ops = [step.op for step in recorded.steps]
-    assert "conv_dgrad_add_relu" in [item.step.op for item in fused.lower(recorded).steps]
+    ops = [str(step.op) for step in recorded.steps]
+    assert "conv_dgrad_add_relu" in [str(item.step.op) for item in fused.lower(recorded).steps]
     assert ops.count("add_relu_dgrad") == 1
     assert not {"add", "relu_dgrad"} & set(ops)
 
@@ -193,7 +196,7 @@ SUMS = "conv_dgrad_batchnorm_relu_sums"
 
 def served(*names):
     """What `with_sums` asks: the fallback of a row that runs a step; the convolution's own gradient runs as "wgmma"."""
-    return lambda step: ("wgmma" if step.op in ("conv_dgrad", *names) else "common", False)
+    return lambda step: ("wgmma" if str(step.op) in ("conv_dgrad", *names) else "common", False)
 
 
 def norm_steps():
@@ -209,12 +212,12 @@ def test_a_convolution_makes_the_sums_of_the_norm_before_it():
     gradient, norm, reader = norm_steps()
     first, second, last = with_sums([gradient, norm, reader], served(SUMS))
     (dy, w), (_, x, *channels), (dz, *grads) = gradient.ins, norm.ins, norm.outs
-    assert (first.op, first.ins, first.attrs, first.scope) == (SUMS, (dy, w, x, *channels), gradient.attrs, "conv")
+    assert (str(first.op), first.ins, first.attrs, first.scope) == (SUMS, (dy, w, x, *channels), gradient.attrs, "conv")
     assert first.outs[0] is gradient.outs[0]
     assert first.outs[2:] == tuple(grads)
-    assert (second.op, second.ins, second.outs) == ("batchnorm_relu_dgrad", (gradient.outs[0], x, *channels, first.outs[1]), (dz,))
+    assert (str(second.op), second.ins, second.outs) == ("batchnorm_relu_dgrad", (gradient.outs[0], x, *channels, first.outs[1]), (dz,))
     assert last == reader
-    assert [step.op for step in with_sums([gradient, norm], served(SUMS))] == [SUMS], "nobody reads the gradient of the norm's input"
+    assert [str(step.op) for step in with_sums([gradient, norm], served(SUMS))] == [SUMS], "nobody reads the gradient of the norm's input"
 
 
 def test_a_convolution_adds_the_second_gradient_of_the_norms_output():
@@ -222,7 +225,7 @@ def test_a_convolution_adds_the_second_gradient_of_the_norms_output():
     other, total = bufs("other total")
     added = Step(Op("add"), (other, gradient.outs[0]), (total,))
     merged = with_sums([gradient, added, replace(norm, ins=(total, *norm.ins[1:])), reader], served(SUMS))
-    assert [step.op for step in merged] == [SUMS, "batchnorm_relu_dgrad", "f"]
+    assert [str(step.op) for step in merged] == [SUMS, "batchnorm_relu_dgrad", "f"]
     assert merged[0].ins[-1] is other
 
 
@@ -237,7 +240,7 @@ def test_of_two_convolutions_the_one_of_more_taps_makes_the_sums():
     assert [step.scope for step in merged[:2]] == ["conv1", "conv3"]
     assert merged[1].ins == (dy, makers[1].ins[1], x, y, weight, mean, rstd, a)
     assert merged[1].outs[0] is dother
-    assert (merged[2].op, merged[2].ins[0]) == ("batchnorm_dgrad", dother)
+    assert (str(merged[2].op), merged[2].ins[0]) == ("batchnorm_dgrad", dother)
 
 
 def test_the_convolution_of_more_taps_adds_the_other_gradient_of_a_relu():
@@ -247,7 +250,7 @@ def test_the_convolution_of_more_taps_adds_the_other_gradient_of_a_relu():
     )
     first, second = with_sums([small, large, Step(Op("add", after=(Mask("relu"),)), (a, b, y), (dz,))], served("conv_dgrad_add_relu"))
     assert first is small
-    assert (second.op, second.ins, second.outs) == ("conv_dgrad_add_relu", (dy, large.ins[1], y, a), (dz,))
+    assert (str(second.op), second.ins, second.outs) == ("conv_dgrad_add_relu", (dy, large.ins[1], y, a), (dz,))
 
 
 def test_a_gradient_of_the_callers_own_is_made_though_no_step_reads_it():
@@ -281,7 +284,7 @@ def test_few_pixels_stay_with_the_engine_that_splits_their_sums():
     def ops(channels, batch):
         layers = [Conv2d(channels, 3, padding=1), BatchNorm2d(), ReLU(), Conv2d(channels, 3, padding=1), MSE()]
         net = Net(layers, (channels, 8, 8), choice=Choice(modes.MODES["tensorcore", "bf16"], "as asked"), device=Absent(H200))
-        return {(item.step.op, item.how.mode) for item in net.lower(net.record_gradients(batch)).steps}
+        return {(str(item.step.op), item.how.mode) for item in net.lower(net.record_gradients(batch)).steps}
 
     assert ("conv_dgrad", "mma") in ops(128, 1)
     assert (SUMS, "wgmma") in ops(64, 8)
@@ -311,8 +314,8 @@ def test_training_with_merged_sums_is_that_with_norms_of_their_own(fusing_cpu, r
         while session.steps_left:
             session.step()
         weights.append(net.params.as_dict())
-        ops = {item.step.op for item in net.lower(net.record_gradients(4)).steps}
+        ops = {str(item.step.op) for item in net.lower(net.record_gradients(4)).steps}
         forms = ("relu", "relu6", "add_relu") if fusing else ()
-        assert ops & set(gradient_sums.REFERENCES) == {f"conv_dgrad_batchnorm_{form}_sums" for form in forms}
+        assert ops & set(map(str, gradient_sums.REFERENCES)) == {f"conv_dgrad_batchnorm_{form}_sums" for form in forms}
     for name, weight in weights[0].items():
         np.testing.assert_allclose(weight, weights[1][name], rtol=1e-5, atol=1e-6, err_msg=name)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nbcnn import modes
+from nbcnn.modes import named
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d
 from nbcnn.nn.losses import MSE
@@ -31,7 +32,7 @@ class Tile:
 def tiled_cpu(monkeypatch, tmp_path):
     """A cpu row whose conv_fprop has tiles: 1 is the default, 2 is wrong, 3 is slower, 4 is faster."""
     row = modes.MODES["cpu", "fp32"]
-    plain = row.fallbacks[0][1]["conv_fprop"]
+    plain = row.fallbacks[0][1][named("conv_fprop")]
 
     def bind(call):
         class Wrong:
@@ -42,7 +43,7 @@ def tiled_cpu(monkeypatch, tmp_path):
         return [*plain.bind(call), Wrong()]
 
     impl = replace(plain, bind=bind, tile=lambda call, cores: Tile(1), candidates=lambda call, cores: [Tile(n) for n in (1, 2, 3, 4)])
-    changed = dict(row.fallbacks[0][1]) | {"conv_fprop": impl}
+    changed = dict(row.fallbacks[0][1]) | {named("conv_fprop"): impl}
     monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", changed),)))
     timed = []
 

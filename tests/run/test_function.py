@@ -116,8 +116,8 @@ def emulated(precision):
                 ins, outs = arrays[: len(call.ins)], arrays[len(call.ins) :]
 
                 def layout(side, at, shape):
-                    named = call.attrs["source" if side == "in" else "target"] if call.op == "convert" and len(shape) == 4 else "NHWC"
-                    return named if call.op == "convert" or follows_layout(call.op, side, at, shape) else "NCHW"
+                    named = call.attrs["source" if side == "in" else "target"] if str(call.op) == "convert" and len(shape) == 4 else "NHWC"
+                    return named if str(call.op) == "convert" or follows_layout(call.op, side, at, shape) else "NCHW"
 
                 given = [
                     from_layout(decode(array, call.in_dtypes[at]), shape, layout("in", at, shape))

@@ -9,7 +9,7 @@ from nbcnn.datasets import shapes
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device
 from nbcnn.gpu.target import H200
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.nn.activations import LeakyReLU, ReLU, Sigmoid, Swish
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
@@ -322,7 +322,7 @@ def test_a_forced_engine_leaves_the_other_out(monkeypatch):
     assert "mma" not in row.own
     assert "mma" in [part for part, _ in row.fallbacks]
     row, _ = choose_mode("tensorcore", "tf32", "wgmma", (9, 0))
-    assert [part for part, _ in row.chain("upconv_wgrad")][-2:] == ["wgmma", "mma"]
+    assert [part for part, _ in row.chain(named("upconv_wgrad"))][-2:] == ["wgmma", "mma"]
 
 
 @pytest.mark.parametrize(("batch", "part"), [(1, "mma"), (4, "wgmma")])

@@ -28,7 +28,7 @@ from nbcnn.gpu.target import H200, KIB, Target
 from nbcnn.lab.measure.occupancy import LIMITS, occupancy
 from nbcnn.lab.measure.plans import training_program
 from nbcnn.lab.measure.roofline import aligned
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.kernel.row import Row
 from nbcnn.ops.norms.reference import norm_cases
@@ -69,7 +69,7 @@ def rows(mode: str | None, precision: str | None) -> list[Row]:
 
 def launches(row: Row, arch: str, op: str | Op | None = None) -> Iterator[tuple[str, str, Any]]:
     """(part of the row, op, launch) of every kernel of `row` on an architecture, each kernel once for its types; only those of `op` if given."""
-    target = target_of(arch)
+    target, wanted = target_of(arch), None if op is None else named(op)
     seen: set[Any] = set()
     planned: set[Op] = set()
     covered: set[tuple[str, Op]] = set()
@@ -77,10 +77,10 @@ def launches(row: Row, arch: str, op: str | Op | None = None) -> Iterator[tuple[
         program = training_program(row, BATCH, target=target, fusing=fusing)
         for item, made in program.bound:
             planned.add(item.step.op)
-            if op in (None, item.step.op):
+            if wanted in (None, item.step.op):
                 yield from _new(item.how.mode, item.step.op, made, seen)
     for case in (*norm_cases(NORMS), *conv_norm_cases(BEHIND), *mean_cases()):
-        if case.op in planned or case.op not in row.ops or op not in (None, case.op):
+        if case.op in planned or case.op not in row.ops or wanted not in (None, case.op):
             continue
         for part, impl in row.chain(case.op):
             if impl.lacks(target) is None:

@@ -23,6 +23,8 @@ class Row:
     own     the names of the fallbacks that count as the mode itself: another runs a step where none of these can, and is reported. Empty: the
             mode's name.
     asked   the name of a fallback that was asked for: it runs what it supports, whatever it costs.
+
+    Raises TypeError where an op is given by its name.
     """
 
     mode: str
@@ -36,6 +38,10 @@ class Row:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "own", self.own or (self.mode,))
+        for name, ops in self.fallbacks:
+            for op in ops:
+                if not isinstance(op, Op):
+                    raise TypeError(f"fallback {name} of mode {self.mode}: {op!r} is not an op; write nbcnn.modes.named({op!r})")
 
     @property
     def store(self) -> str:
@@ -49,4 +55,4 @@ class Row:
     @property
     def ops(self) -> list[Op]:
         """All ops in this row, by their names."""
-        return sorted({op for _, ops in self.fallbacks for op in ops}, key=str)  # a user's row may name an op by its text
+        return sorted({op for _, ops in self.fallbacks for op in ops})

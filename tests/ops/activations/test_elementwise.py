@@ -79,7 +79,7 @@ def test_the_epilogue_is_read_off_the_op():
 
 def test_every_activation_has_a_formula_and_a_gradient_check():
     assert set(FORMULAS) == set(ACTIVATIONS), "write the function in float64, from its definition"
-    assert {f"{name}_dgrad" for name in ACTIVATIONS} <= set(gradcheck.GRADIENTS)
+    assert {Op(name, "dgrad") for name in ACTIVATIONS} <= set(gradcheck.GRADIENTS)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -132,12 +132,12 @@ def test_nan_is_not_hidden(name):
 def test_kernels_match_the_reference(name, count, device, rng):
     attrs = ACTIVATIONS[name].parameters
     x, dy = (rng.standard_normal(count).astype(np.float32) * 3 for _ in range(2))
-    (y,) = run_op(OPS[f"{name}_fprop"], f"{name}_fprop", [x], [((count,), "float32")], device=device, attrs=attrs)
+    (y,) = run_op(OPS[named(f"{name}_fprop")], f"{name}_fprop", [x], [((count,), "float32")], device=device, attrs=attrs)
     exact = x.astype(np.float64)
     # exp and one division, each right to 2 ulp, and a product.
     assert np.linalg.norm(y - forward(name, exact)) <= 4 * EPS * np.linalg.norm(forward(name, exact))
     read = saved(name, x)
-    (dx,) = run_op(OPS[f"{name}_dgrad"], f"{name}_dgrad", [dy, read], [((count,), "float32")], device=device, attrs=attrs)
+    (dx,) = run_op(OPS[named(f"{name}_dgrad")], f"{name}_dgrad", [dy, read], [((count,), "float32")], device=device, attrs=attrs)
     wanted = np.empty_like(exact)
     ACTIVATIONS[name].dgrad(dy.astype(np.float64), read.astype(np.float64), wanted, **attrs)
     assert np.linalg.norm(dx - wanted) <= 4 * EPS * np.linalg.norm(dy)
@@ -147,7 +147,7 @@ def test_kernels_match_the_reference(name, count, device, rng):
 def test_kernels_at_the_ends(name, device):
     attrs = ACTIVATIONS[name].parameters
     x = np.array([np.nan, -1e4, -200.0, -0.0, 0.0, 200.0, 1e4, 1.0], np.float32)
-    (y,) = run_op(OPS[f"{name}_fprop"], f"{name}_fprop", [x], [(x.shape, "float32")], device=device, attrs=attrs)
+    (y,) = run_op(OPS[named(f"{name}_fprop")], f"{name}_fprop", [x], [(x.shape, "float32")], device=device, attrs=attrs)
     np.testing.assert_allclose(y, forward(name, x), rtol=4 * EPS)
 
 
@@ -157,7 +157,7 @@ def test_add(layout, device, rng):
     wanted = np.full_like(a, np.nan)
     add.add(a, b, wanted)
     assert (wanted == a + b).all()
-    (y,) = run_op(add.OPS["add"], "add", [a, b], [(a.shape, "float32")], device=device, layout=layout)
+    (y,) = run_op(add.OPS[named("add")], "add", [a, b], [(a.shape, "float32")], device=device, layout=layout)
     assert (y == wanted).all()
 
 
@@ -178,8 +178,8 @@ def test_a_tensor_beyond_int32_is_refused():
     assert maps.supports(call(maps.LIMIT), H200) is None
     assert "32-bit" in maps.supports(call(maps.LIMIT + 1), H200)
     for op in (*OPS, "add", "flatten_fprop", "flatten_dgrad", "convert"):
-        assert COMMON[op].supports(call(maps.LIMIT), H200) is None, op
-        assert "32-bit" in COMMON[op].supports(call(maps.LIMIT + 1), H200), op
+        assert COMMON[named(op)].supports(call(maps.LIMIT), H200) is None, op
+        assert "32-bit" in COMMON[named(op)].supports(call(maps.LIMIT + 1), H200), op
 
 
 @pytest.mark.sampled

@@ -52,9 +52,9 @@ REAL_SHAPES = {
 def operands(op: str, c: ConvShape, bias: bool):
     """(shapes of the inputs, shapes of the outputs) of `op`."""
     b = ((c.K,),) if bias else ()
-    if op == "conv_fprop":
+    if str(op) == "conv_fprop":
         return (c.x_shape, c.w_shape, *b), (c.y_shape,)
-    if op == "conv_dgrad":
+    if str(op) == "conv_dgrad":
         return (c.y_shape, c.w_shape), (c.x_shape,)
     return (c.x_shape, c.y_shape), (c.w_shape, *b)
 
@@ -67,7 +67,7 @@ def check_parity(device, rng, op: str, c: ConvShape, tile: Tile | None, bias: bo
     want = [np.full(shape, np.nan) for shape in out_shapes]
     getattr(reference, str(op))(*(array.astype(np.float64) for array in ins), *want, **attrs)
     outs = [(shape, "float32") for shape in out_shapes]
-    got = run_op(OPS[op], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
+    got = run_op(OPS[named(op)], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
     GK = c.gemm(str(op).removeprefix("conv_"))[2]
     for g, w in zip(got, want, strict=True):
         assert np.linalg.norm(g - w) <= 4 * np.finfo(np.float32).eps * np.sqrt(GK) * np.linalg.norm(w)
@@ -102,7 +102,7 @@ def test_a_run_repeats_bit_for_bit(gpu, rng, op):
     in_shapes, out_shapes = operands(op, c, True)
     ins = [rng.standard_normal(shape).astype(np.float32) for shape in in_shapes]
     outs = [(shape, "float32") for shape in out_shapes]
-    bound = Bound(OPS[op], op, ins, outs, device=gpu, attrs={"stride": 1, "pad": 1}, layout="NHWC")
+    bound = Bound(OPS[named(op)], op, ins, outs, device=gpu, attrs={"stride": 1, "pad": 1}, layout="NHWC")
     bound.run()
     first = bound.results()
     bound.run()
@@ -113,11 +113,11 @@ def test_a_run_repeats_bit_for_bit(gpu, rng, op):
 def test_packed_weights_are_the_weights_in_gemm_order():
     w = np.arange(2 * 3 * 2 * 2)
     forward = Call(Op("conv", "fprop"), (), (), ((1, 3, 4, 4), (2, 3, 2, 2)), ((1, 2, 3, 3),), {"stride": 1, "pad": 0})
-    packed = OPS["conv_fprop"].pack(forward).reshape(2, 2, 3, 4)
+    packed = OPS[named("conv_fprop")].pack(forward).reshape(2, 2, 3, 4)
     assert packed[1, 0, 2, 1] == w.reshape(2, 3, 2, 2)[1, 2, 1, 0]
     assert (packed[..., 2:] == -1).all()
     backward = replace(forward, op=Op("conv", "dgrad"), in_shapes=((1, 2, 3, 3), (2, 3, 2, 2)), out_shapes=((1, 3, 4, 4),))
-    packed = OPS["conv_dgrad"].pack(backward).reshape(2, 2, 2, 4)
+    packed = OPS[named("conv_dgrad")].pack(backward).reshape(2, 2, 2, 4)
     assert packed[1, 0, 1, 2] == w.reshape(2, 3, 2, 2)[1, 2, 0, 1]
     assert (packed[..., 3] == -1).all()
 
@@ -138,18 +138,18 @@ def bound_to_nothing(impl: Impl, call: Call, tile: Tile):
 def test_every_shape_gets_a_tile_that_can_be_laid_out(op, c):
     call = bare_call(op, c)
     for multiprocessors in (1, 40, 132):
-        tile = OPS[op].tile(call, Target((9, 0), multiprocessors))
-        product, *sums = bound_to_nothing(OPS[op], call, tile)
+        tile = OPS[named(op)].tile(call, Target((9, 0), multiprocessors))
+        product, *sums = bound_to_nothing(OPS[named(op)], call, tile)
         tiles, parts, phases = (*product.grid, 1)[:3]
         assert phases * tiles * tile.BM * tile.BN >= np.prod(c.gemm(str(op).removeprefix("conv_"))[:2])
         assert parts == tile.split
-        assert len(sums) == (op == "conv_wgrad" or tile.split > 1)
+        assert len(sums) == (str(op) == "conv_wgrad" or tile.split > 1)
 
 
 def test_small_batches_are_split_over_the_multiprocessors():
     c = replace(REAL_SHAPES["conv2"], N=1)
     for op in OPS:
-        tile = OPS[op].tile(bare_call(op, c), H200)
+        tile = OPS[named(op)].tile(bare_call(op, c), H200)
         assert np.prod(tile.grid(*c.gemm(str(op).removeprefix("conv_"))[:2])) >= 120
 
 
@@ -166,8 +166,8 @@ def test_tiles_that_cannot_be_laid_out_are_refused(sizes):
 @pytest.mark.parametrize("op", OPS)
 def test_real_tiles_keep_to_their_registers(op, batch, arch):
     c = replace(REAL_SHAPES["conv2"], N=batch)
-    tile = OPS[op].tile(bare_call(op, c), H200)
-    report = compile_launch(bound_to_nothing(OPS[op], bare_call(op, c), tile)[0], arch)
+    tile = OPS[named(op)].tile(bare_call(op, c), H200)
+    report = compile_launch(bound_to_nothing(OPS[named(op)], bare_call(op, c), tile)[0], arch)
     assert report.frame_bytes == 0
     assert report.registers * tile.threads * tile.blocks_per_multiprocessor <= 65536
     assert report.shared_bytes <= 48 << 10

@@ -89,7 +89,7 @@ def ragged_cases():
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_splits_of_channels_that_are_no_quads(device, precision):
-    assert {case.op for case in ragged_cases()} >= {"conv_relu_pool_fprop", "conv_dgrad_relu", "upconv_fprop", "conv_relu_fprop"}
+    assert {str(case.op) for case in ragged_cases()} >= {"conv_relu_pool_fprop", "conv_dgrad_relu", "upconv_fprop", "conv_relu_fprop"}
     # Two parts have up to 13 k-tiles, so the ring of four stages goes round three times; 16 parts have at most two.
     tiles = [Tile(32, 32, 2, 2, 4, 4, split) for split in ((2, 16) if gpu_device.SIMULATOR else (2, 5, 16))]
     check(device, precision, ragged_cases(), tiles)
@@ -103,7 +103,7 @@ def test_a_long_product_of_few_channels(gpu, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_long_product_is_split_whatever_its_channels(precision):
     call = bare_call("conv_fprop", ConvShape(256, 7840, 1, 1, 10, 1, 1), precision)
-    g, impl = correlation(call), ops(precision)["conv_fprop"]
+    g, impl = correlation(call), ops(precision)[named("conv_fprop")]
     tile = choose(g, precision, H200)
     assert tile.split > 1
     assert {made.split for made in candidates(g, KINDS[precision])} >= {1, tile.split}
@@ -117,7 +117,7 @@ def test_a_long_product_is_split_whatever_its_channels(precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_tile(gpu, precision):
-    cases = [case for case in one_shape() if case.op in ("conv_fprop", "conv_relu_pool_fprop")]
+    cases = [case for case in one_shape() if str(case.op) in ("conv_fprop", "conv_relu_pool_fprop")]
     check(gpu, precision, cases, WHOLE[precision])
 
 
@@ -139,7 +139,7 @@ def bare_call(op: str, c: ConvShape, precision: str) -> Call:
 
 def launches(op: str, c: ConvShape, precision: str, tile: Tile | None = None):
     """The launches of a call on stand-in arrays: enough to compile."""
-    impl, call = ops(precision)[op], bare_call(op, c, precision)
+    impl, call = ops(precision)[named(op)], bare_call(op, c, precision)
     ins, outs = (tuple(np.zeros(4, numpy_dtype(kind)) for kind in (call.in_dtypes, call.out_dtypes)[side]) for side in (0, 1))
     packed = np.zeros(4, numpy_dtype(impl.packed))
     tile = tile or impl.tile(call, H200)
@@ -183,7 +183,7 @@ def test_tiles_that_cannot_be_laid_out_are_refused(sizes):
 
 
 def test_large_filters_are_refused_in_words():
-    assert "17×3" in ops("bf16")["conv_fprop"].supports(bare_call("conv_fprop", ConvShape(1, 8, 20, 20, 8, 17, 3), "bf16"), H200)
+    assert "17×3" in ops("bf16")[named("conv_fprop")].supports(bare_call("conv_fprop", ConvShape(1, 8, 20, 20, 8, 17, 3), "bf16"), H200)
 
 
 def product_of_packed(case, g, packed):
@@ -207,11 +207,11 @@ PACKED = [ConvShape(2, 3, 5, 7, 4, 3, 2, 2, 1), ConvShape(1, 5, 4, 3, 2, 3, 3, 1
 
 @pytest.mark.parametrize("shape", PACKED, ids=str)
 def test_packed_filters_in_the_formula_give_the_op(shape):
-    cases = [case for case in conv_cases(shape) if case.op != "conv_wgrad" and len(case.ins) == 2]
+    cases = [case for case in conv_cases(shape) if str(case.op) != "conv_wgrad" and len(case.ins) == 2]
     if shape.R == shape.S == 3:
-        cases += [case for case in up_cases(shape) if case.op == "upconv_dgrad"]
-        x, w, _ = next(case for case in up_cases(shape) if case.op == "upconv_fprop").ins
-        cases += [replace(case, ins=(x, w, np.zeros(shape.K, np.float32))) for case in up_cases(shape) if case.op == "upconv_fprop"]
+        cases += [case for case in up_cases(shape) if str(case.op) == "upconv_dgrad"]
+        x, w, _ = next(case for case in up_cases(shape) if str(case.op) == "upconv_fprop").ins
+        cases += [replace(case, ins=(x, w, np.zeros(shape.K, np.float32))) for case in up_cases(shape) if str(case.op) == "upconv_fprop"]
     for case in cases:
         call = bare_call(case.op, shape, "bf16")
         got = product_of_packed(case, correlation(call), pack_array(case.ins[1].astype(np.float64), pack(call, 8)))
@@ -231,7 +231,7 @@ def test_packed_filters_in_the_formula_give_the_op(shape):
 def test_compile_within_the_registers_of_the_tile(precision, op, arch, batch):
     shape = REAL_UP[0] if str(op).startswith("up") else REAL_CONVS[1]
     launch = launches(op, replace(shape, N=batch), precision)[0]
-    tile = ops(precision)[op].tile(bare_call(op, replace(shape, N=batch), precision), H200)
+    tile = ops(precision)[named(op)].tile(bare_call(op, replace(shape, N=batch), precision), H200)
     report = compile_launch(launch, arch)
     assert report.frame_bytes == 0
     assert report.registers * tile.threads * tile.blocks <= 65536

@@ -14,6 +14,7 @@ from nbcnn.ops.conv import naive, tiled
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, numel
 
 ROWS = {"naive": naive.OPS, "tiled": tiled.OPS}
@@ -69,27 +70,27 @@ def exact(function, ins, *out_shapes, attrs):
 def check_fprop(ops, shape, rng, device):
     x, w, b, _, attrs = operands(shape, rng)
     for ins in ((x, w, b), (x, w)):
-        (got,) = run_op(ops["conv_fprop"], "conv_fprop", ins, [(shape.y_shape, "float32")], device=device, attrs=attrs)
+        (got,) = run_op(ops[named("conv_fprop")], "conv_fprop", ins, [(shape.y_shape, "float32")], device=device, attrs=attrs)
         assert_near(got, *exact(conv_fprop, ins, shape.y_shape, attrs=attrs), shape, "fprop")
 
 
 def check_dgrad(ops, shape, rng, device):
     _, w, _, dy, attrs = operands(shape, rng)
-    (got,) = run_op(ops["conv_dgrad"], "conv_dgrad", (dy, w), [(shape.x_shape, "float32")], device=device, attrs=attrs)
+    (got,) = run_op(ops[named("conv_dgrad")], "conv_dgrad", (dy, w), [(shape.x_shape, "float32")], device=device, attrs=attrs)
     assert_near(got, *exact(conv_dgrad, (dy, w), shape.x_shape, attrs=attrs), shape, "dgrad")
 
 
 def check_wgrad(ops, shape, rng, device):
     x, _, _, dy, attrs = operands(shape, rng)
     outs = [(shape.w_shape, "float32"), ((shape.K,), "float32")]
-    bound = Bound(ops["conv_wgrad"], "conv_wgrad", (x, dy), outs, device=device, attrs=attrs)
+    bound = Bound(ops[named("conv_wgrad")], "conv_wgrad", (x, dy), outs, device=device, attrs=attrs)
     bound.run()
     dw, db = bound.results()
     expected_dw, expected_db = exact(conv_wgrad, (x, dy), shape.w_shape, (shape.K,), attrs=attrs)
     assert_near(dw, expected_dw, shape, "wgrad")
     assert_near(db, expected_db, shape, "wgrad")
     assert len(bound.launches) == 2
-    without_bias = Bound(ops["conv_wgrad"], "conv_wgrad", (x, dy), outs[:1], device=device, attrs=attrs)
+    without_bias = Bound(ops[named("conv_wgrad")], "conv_wgrad", (x, dy), outs[:1], device=device, attrs=attrs)
     assert len(without_bias.launches) == 1
 
 
@@ -124,7 +125,7 @@ def test_gradients_repeat_bit_for_bit(row, rng, gpu):
     shape = AUTOENCODER[1]
     x, _, _, dy, attrs = operands(shape, rng)
     outs = [(shape.w_shape, "float32"), ((shape.K,), "float32")]
-    first, second = (run_op(ROWS[row]["conv_wgrad"], "conv_wgrad", (x, dy), outs, device=gpu, attrs=attrs) for _ in range(2))
+    first, second = (run_op(ROWS[row][named("conv_wgrad")], "conv_wgrad", (x, dy), outs, device=gpu, attrs=attrs) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -197,8 +198,8 @@ def asked(row, s):
     """(pass, bytes that it asks the caches for) of a convolution without bias."""
     shapes = {"fprop": (s.x_shape, s.w_shape, s.y_shape), "dgrad": (s.y_shape, s.w_shape, s.x_shape), "wgrad": (s.x_shape, s.y_shape, s.w_shape)}
     for path, (*ins, out) in shapes.items():
-        op = f"conv_{path}"
-        yield op, ROWS[row][op].traffic(Call(named(op), (), (), tuple(ins), (out,), {"stride": s.stride, "pad": s.pad}))[0]
+        op = Op("conv", path)
+        yield str(op), ROWS[row][op].traffic(Call(op, (), (), tuple(ins), (out,), {"stride": s.stride, "pad": s.pad}))[0]
 
 
 @pytest.mark.parametrize("shape", AUTOENCODER, ids=str)

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from nbcnn.modes import named
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.reference import HOST, conv_dgrad, conv_fprop, conv_wgrad, direct_dgrad, direct_fprop, direct_wgrad
 from nbcnn.ops.kernel.call import Call
@@ -137,7 +138,7 @@ def test_host_row_runs_on_flat_arrays(rng):
     y = np.full(dy.size, np.nan)
     shapes = (x.shape, w.shape, b.shape)
     call = Call(Op("conv", "fprop"), (x.reshape(-1), w.reshape(-1), b), (y,), shapes, (dy.shape,), attrs)
-    for step in HOST["conv_fprop"].bind(call):
+    for step in HOST[named("conv_fprop")].bind(call):
         step.run()
     expected = np.empty_like(dy)
     conv_fprop(x, w, b, expected, **attrs)

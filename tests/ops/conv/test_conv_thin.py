@@ -50,9 +50,9 @@ def operands(op, shape, bias, rng):
     """(inputs, specifications of the outputs) of one call."""
     x, w, dy = (rng.standard_normal(s).astype(np.float32) for s in (shape.x_shape, shape.w_shape, shape.y_shape))
     b = rng.standard_normal(shape.K).astype(np.float32)
-    if op == "conv_fprop":
+    if str(op) == "conv_fprop":
         return [x, w, b][: 2 + bias], [(shape.y_shape, "float32")]
-    if op == "conv_dgrad":
+    if str(op) == "conv_dgrad":
         return [dy, w], [(shape.x_shape, "float32")]
     return [x, dy], [(shape.w_shape, "float32"), ((shape.K,), "float32")][: 1 + bias]
 
@@ -60,10 +60,10 @@ def operands(op, shape, bias, rng):
 def assert_parity(op, shape, bias, rng, device, tile=None):
     ins, outs = operands(op, shape, bias, rng)
     attrs = {"stride": 1, "pad": shape.pad}
-    got = run_op(OPS[op], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
+    got = run_op(OPS[named(op)], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
     expected = [np.full(out, np.nan) for out, _ in outs]
     getattr(reference, str(op))(*(a.astype(np.float64) for a in ins), *expected, **attrs)
-    limit = 4 * EPS * np.sqrt(shape.gemm(PATH[op])[2])
+    limit = 4 * EPS * np.sqrt(shape.gemm(PATH[str(op)])[2])
     for result, answer in zip(got, expected, strict=True):
         assert np.linalg.norm(result - answer) <= limit * np.linalg.norm(answer)
     return got
@@ -74,7 +74,7 @@ def bare_call(op, shape, bias=True, layout="NHWC"):
         "conv_fprop": ((shape.x_shape, shape.w_shape, (shape.K,))[: 2 + bias], (shape.y_shape,)),
         "conv_dgrad": ((shape.y_shape, shape.w_shape), (shape.x_shape,)),
         "conv_wgrad": ((shape.x_shape, shape.y_shape), (shape.w_shape, (shape.K,))[: 1 + bias]),
-    }[op]
+    }[str(op)]
     return Call(named(op), (), (), ins, outs, {"stride": shape.stride, "pad": shape.pad}, layout)
 
 
@@ -88,15 +88,15 @@ def test_parity_on_mean_shapes(op, bias, shape, rng, device):
 
 @pytest.mark.parametrize(("op", "which", "tile"), [(op, *case) for op in STEPPING for case in STEPPING[op]], ids=str)
 def test_parity_of_blocks_that_take_many_steps(op, which, tile, rng, device):
-    assert_parity(op, MEAN_SHAPES[which], op != "conv_dgrad", rng, device, tile)
+    assert_parity(op, MEAN_SHAPES[which], str(op) != "conv_dgrad", rng, device, tile)
 
 
 @pytest.mark.parametrize("batch", [1, 64, 1024])
 @pytest.mark.parametrize("shape", REAL_SHAPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_parity_and_repeatable_bits_with_the_tiles_of_a_batch(op, shape, batch, gpu):
-    tile = OPS[op].tile(bare_call(op, replace(shape, N=batch)), H200)
-    first, second = (assert_parity(op, shape, op != "conv_dgrad", np.random.default_rng(7), gpu, tile) for _ in range(2))
+    tile = OPS[named(op)].tile(bare_call(op, replace(shape, N=batch)), H200)
+    first, second = (assert_parity(op, shape, str(op) != "conv_dgrad", np.random.default_rng(7), gpu, tile) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -105,7 +105,7 @@ def test_parity_and_repeatable_bits_with_the_tiles_of_a_batch(op, shape, batch, 
 @pytest.mark.parametrize("op", ["conv_fprop", "conv_dgrad"])
 def test_packing_takes_every_weight_once(op, shape):
     call = bare_call(op, shape)
-    index = OPS[op].pack(replace(call, tile=OPS[op].tile(call, H200)))
+    index = OPS[named(op)].pack(replace(call, tile=OPS[named(op)].tile(call, H200)))
     assert sorted(index[index >= 0]) == list(range(shape.K * shape.C * shape.R * shape.S))
 
 
@@ -124,7 +124,7 @@ def test_packing_takes_every_weight_once(op, shape):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_refusals_name_the_reason(op, shape, layout, reason):
-    assert reason in OPS[op].supports(bare_call(op, shape, layout=layout), H200)
+    assert reason in OPS[named(op)].supports(bare_call(op, shape, layout=layout), H200)
 
 
 @pytest.mark.sampled
@@ -142,9 +142,9 @@ def test_refusals_name_the_reason(op, shape, layout, reason):
 def test_kernels_keep_their_tiles_in_registers(op, shape, batch, arch):
     call = bare_call(op, replace(shape, N=batch))
     floats = np.zeros(4, np.float32)
-    call = replace(call, tile=OPS[op].tile(call, H200), packed=floats, scratch=np.zeros(16, np.uint8))
+    call = replace(call, tile=OPS[named(op)].tile(call, H200), packed=floats, scratch=np.zeros(16, np.uint8))
     call = replace(call, ins=(floats,) * len(call.in_shapes), outs=(floats,) * len(call.out_shapes))
-    for launch in OPS[op].bind(call):
+    for launch in OPS[named(op)].bind(call):
         report = compile_launch(launch, arch)
         assert report.frame_bytes == 0, report.name
         assert report.registers * np.prod(launch.block) <= 65536, report.name

@@ -10,7 +10,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.target import Target
-from nbcnn.modes import Row
+from nbcnn.modes import Row, named
 from nbcnn.ops.conv.fused import REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.thin.fused import FUSED
 from nbcnn.ops.conv.thin.gather import GatherTile
@@ -24,7 +24,7 @@ ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
 def cases_of(first: ConvShape, last: ConvShape):
     """Fused cases of a first layer (thin C) and of a last one (thin K)."""
     cases = [*pooled_cases(first), *relu_cases(first), *relu_cases(last), *up_cases(last)]
-    return [case for case in cases if case.op != "unpool" and not refused(case)]
+    return [case for case in cases if str(case.op) != "unpool" and not refused(case)]
 
 
 def bare(case):
@@ -71,7 +71,7 @@ def test_small_shapes(case, device):
 @pytest.mark.parametrize("split", [4])
 def test_split_products_are_collected_in_order(split, device):
     for case in SMALL:
-        if case.op == "upconv_mse_fprop":
+        if str(case.op) == "upconv_mse_fprop":
             check(case, device, ScatterTile(4, 14, 2, 16, 8, 1, split))
 
 
@@ -83,7 +83,7 @@ def test_chosen_tiles(case, gpu):
 @pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_pool_wgrad", "upconv_mse_fprop"])
 def test_a_wide_pair_of_sides_is_refused(op):
     shape = ConvShape(1, 16, 4, 4, 16, 3, 3, 1, 1)
-    case = next(c for c in (*pooled_cases(shape), *up_cases(shape)) if c.op == op)
+    case = next(c for c in (*pooled_cases(shape), *up_cases(shape)) if c.op == named(op))
     assert refused(case)
 
 
@@ -91,10 +91,10 @@ def test_a_wide_pair_of_sides_is_refused(op):
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_pool_wgrad", "upconv_wgrad", "upconv_mse_fprop", "upconv_dgrad_relu"])
 def test_kernels_of_a_large_batch_compile_without_spills(op):
-    case = next(case for case in REAL if case.op == op)
+    case = next(case for case in REAL if case.op == named(op))
     # The tile of a large batch, on the operands of a small one.
-    tile = FUSED[op].tile(bare(case).call, Target((9, 0), 1))
-    bound = Bound(FUSED[op], op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
+    tile = FUSED[named(op)].tile(bare(case).call, Target((9, 0), 1))
+    bound = Bound(FUSED[named(op)], op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
     for launch in bound.launches[:2]:
         report = compile_launch(launch, "90a")
         assert report.frame_bytes == 0, launch.name

@@ -99,7 +99,7 @@ def bare(op, shape, precision, up=False):
     made = up_cases(shape) if up else [*conv_cases(shape), *relu_cases(shape)]
     if not up and shape.P % 2 == 0 and shape.Q % 2 == 0:
         made = [*made, *pooled_cases(shape)]
-    case = next(case for case in made if case.op == op)
+    case = next(case for case in made if case.op == named(op))
     small = tuple(a.shape for a in case.ins), tuple(o[0] for o in case.outs)
     store = STORE[precision]
     kinds = [tuple(store if len(s) == 4 and not _is_weight(s, shape) else "float32" for s in shapes) for shapes in small]
@@ -130,7 +130,7 @@ def _is_weight(s, shape):
     ],
 )
 def test_what_is_refused_is_said_in_words(which, op, shape, up, words):
-    assert words in parts("bf16")[which][op].supports(bare(op, shape, "bf16", up), H200)
+    assert words in parts("bf16")[which][named(op)].supports(bare(op, shape, "bf16", up), H200)
 
 
 @pytest.mark.sampled
@@ -138,7 +138,7 @@ def test_what_is_refused_is_said_in_words(which, op, shape, up, words):
 @pytest.mark.parametrize(("which", "op", "up"), [(0, "conv_relu_fprop", False), (1, "upconv_fprop", True), (1, "upconv_wgrad", True)])
 def test_compile_for_ampere_without_spills(which, op, up):
     shape = ConvShape(4, 256, 16, 16, 3, 3, 3, 1, 1) if up else ConvShape(4, 3, 32, 32, 256, 3, 3, 1, 1)
-    impl, call = parts("bf16")[which][op], bare(op, shape, "bf16", up)
+    impl, call = parts("bf16")[which][named(op)], bare(op, shape, "bf16", up)
     call = replace(call, tile=impl.tile(call, H200))
     for launch in bound_without_data(impl, call):
         report = compile_launch(launch, "80")
@@ -149,7 +149,7 @@ def test_compile_for_ampere_without_spills(which, op, up):
 
 def test_a_composed_wgrad_of_a_first_layer_asks_its_parts():
     first = parts("bf16")[0]
-    composed = pool_wgrad(first["conv_wgrad"], first["conv_wgrad"])
+    composed = pool_wgrad(first[named("conv_wgrad")], first[named("conv_wgrad")])
     call = bare("conv_pool_wgrad", ConvShape(2, 3, 8, 8, 16, 3, 3, 1, 1), "bf16")
     assert composed.supports(call, H200) is None
     assert composed.scratch(replace(call, tile=composed.tile(call, H200))) > 2 * 16 * 8 * 8 * 2

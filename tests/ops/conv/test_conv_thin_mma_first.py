@@ -73,9 +73,9 @@ def row(precision: str) -> Row:
 def test_parity(gpu, precision, op):
     wrong, run = [], 0
     for case in cases():
-        if case.op == op:
+        if case.op == named(op):
             try:
-                error = parity(row(precision), ops(precision)[op], case, gpu)
+                error = parity(row(precision), ops(precision)[named(op)], case, gpu)
             except Unsupported:
                 continue
             run += 1
@@ -99,7 +99,7 @@ def test_many_columns(device, precision, shape):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_rows_are_added_where_warps_share_columns(device, precision):
     sets = first_wgrad.least_sets(76, 2 if precision == "bf16" else 1)
-    case = next(case for case in conv_cases(LARGE_SMALL[0]) if case.op == "conv_wgrad")
+    case = next(case for case in conv_cases(LARGE_SMALL[0]) if str(case.op) == "conv_wgrad")
     assert len(case.outs) == 2
     tile = first_wgrad.WgradTile(1, 2, 1, 1, 1, 2, sets)
     assert parity(row(precision), ops(precision)[case.op], case, device, tile) <= bound(case, precision)
@@ -114,14 +114,14 @@ def test_every_candidate_is_right(gpu, precision):
 
 
 def test_repeats_bit_for_bit(gpu):
-    case = next(case for case in pooled_cases(REAL_POOLED[0]) if case.op == "conv_pool_wgrad")
+    case = next(case for case in pooled_cases(REAL_POOLED[0]) if str(case.op) == "conv_pool_wgrad")
     options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": "bfloat16"}
     one, other = (run_op(ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_a_tile_of_a_large_batch_starts_no_block_without_work():
-    call = bare(next(case for case in conv_cases(FIRST) if case.op == "conv_wgrad"), "bf16")
+    call = bare(next(case for case in conv_cases(FIRST) if str(case.op) == "conv_wgrad"), "bf16")
     units = first_wgrad.work(FIRST, 4)[0]
     many, few = (replace(call, tile=first_wgrad.WgradTile(4, 1, 4, 1, 3, blocks)) for blocks in (396, units - 1))
     assert first_wgrad.blocks_of(many) == units < 396
@@ -151,7 +151,7 @@ def test_packed_filters_hold_every_weight_once(precision):
     E = 2 if precision == "bf16" else 1
     for shape in (FIRST, ConvShape(1, 1, 9, 9, 10, 5, 5, 1, 2), ConvShape(1, 2, 6, 6, 22, 2, 4, 1, 2), *LARGE[:2]):
         case = next(iter(conv_cases(shape)))
-        index = ops(precision)["conv_fprop"].pack(bare(case, precision))
+        index = ops(precision)[named("conv_fprop")].pack(bare(case, precision))
         assert sorted(index[index >= 0]) == list(range(case.ins[1].size)), shape
         # A product of the fragments with patches in the same order is the convolution: the filter of every column, the word of every row.
         tiles = -(-image_words(shape.C, shape.R, shape.S, E) // 8)
@@ -165,18 +165,18 @@ def test_packed_filters_hold_every_weight_once(precision):
 
 
 def refused(shape: ConvShape, op: str = "conv_fprop") -> Call:
-    return bare(next(case for case in conv_cases(shape) if case.op == op), "bf16")
+    return bare(next(case for case in conv_cases(shape) if case.op == named(op)), "bf16")
 
 
 def test_refusals_say_why():
-    impl = ops("bf16")["conv_fprop"]
+    impl = ops("bf16")[named("conv_fprop")]
     wide = next(iter(conv_cases(ConvShape(1, 16, 8, 8, 8, 3, 3, 1, 1))))
     strided = next(iter(conv_cases(ConvShape(1, 2, 11, 11, 8, 3, 3, 3, 0))))
     first = next(iter(conv_cases(FIRST)))
     one_tap = next(case for case in conv_cases(ConvShape(1, 32, 8, 8, 64, 1, 1, 1, 0)) if "no bias" in case.label)
     assert "whole 16 bytes" in impl.supports(bare(wide, "bf16"), H200)
     assert "12 products of 16 columns, more than 10" in impl.supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0)), H200)
-    assert "more than 160 columns" in ops("bf16")["conv_wgrad"].supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0), "conv_wgrad"), H200)
+    assert "more than 160 columns" in ops("bf16")[named("conv_wgrad")].supports(refused(ConvShape(1, 9, 12, 12, 8, 5, 4, 1, 0), "conv_wgrad"), H200)
     assert "shared memory" in impl.supports(refused(ConvShape(1, 45, 12, 12, 8, 1, 3, 2, 0)), H200)
     assert "product of matrices" in impl.supports(bare(one_tap, "bf16"), H200)
     assert "stride" in impl.supports(bare(strided, "bf16"), H200)
@@ -191,7 +191,7 @@ def test_tiles_of_many_columns_fit_into_shared_memory():
         for case in (case for case in conv_cases(replace(shape, N=1)) if case.op in ops("bf16")):
             call = bare(case, "bf16")
             call = replace(call, in_shapes=((shape.N, *call.in_shapes[0][1:]), *call.in_shapes[1:]))
-            pair = shape.stride * shape.C if case.op == "conv_wgrad" else 1
+            pair = shape.stride * shape.C if str(case.op) == "conv_wgrad" else 1
             for tile in (ops("bf16")[case.op].tile(call, H200), *ops("bf16")[case.op].candidates(call, H200)):
                 unit = Unit(shape.C, shape.R, shape.S, shape.stride, tile.ROWS * tile.TURNS)
                 assert unit.shared_bytes(pair) <= SHARED_BYTES, (shape, tile)
@@ -216,8 +216,8 @@ def test_tiles_of_few_columns_fit_where_the_image_is_large():
 
 
 def test_every_set_of_columns_reads_the_gradient():
-    case = next(case for case in conv_cases(LARGE[0]) if case.op == "conv_wgrad")
-    impl = ops("bf16")["conv_wgrad"]
+    case = next(case for case in conv_cases(LARGE[0]) if str(case.op) == "conv_wgrad")
+    impl = ops("bf16")[named("conv_wgrad")]
     call = replace(bare(case, "bf16"), in_dtypes=("bfloat16", "bfloat16"), out_dtypes=("float32", "float32"))
     call = replace(call, tile=impl.tile(call, H200))
     product, added = impl.traffic(call)
@@ -239,7 +239,7 @@ def bound_launches(op: str, precision: str, batch: int, of: ConvShape = FIRST):
         "conv_relu_pool_fprop": ((shape.x_shape, shape.w_shape, (k,)), (small, packed)),
         "conv_wgrad": ((shape.x_shape, shape.y_shape), (shape.w_shape, (k,))),
         "conv_pool_wgrad": ((shape.x_shape, small, packed), (shape.w_shape, (k,))),
-    }[op]
+    }[str(op)]
 
     def stand_ins(shapes):
         made = [np.zeros(8, np.uint8 if s == packed else np.float32 if s in ((k,), shape.w_shape) else numpy_dtype(store)) for s in shapes]
@@ -248,7 +248,7 @@ def bound_launches(op: str, precision: str, batch: int, of: ConvShape = FIRST):
         )
 
     (ins_made, in_dtypes), (outs_made, out_dtypes) = stand_ins(ins), stand_ins(outs)
-    impl = ops(precision)[op]
+    impl = ops(precision)[named(op)]
     call = Call(
         named(op), ins_made, outs_made, ins, outs, {"stride": shape.stride, "pad": shape.pad}, "NHWC", in_dtypes=in_dtypes, out_dtypes=out_dtypes
     )
@@ -266,13 +266,13 @@ def test_compiled_without_spills(op, precision):
     for launch in bound_launches(op, precision, 1024):
         report = compile_launch(launch, "90a")
         # The unfused tf32 wgrad has all 255 registers and keeps eight more words that a step reads once; measured so (281 µs, 92 % of its floor).
-        assert report.frame_bytes <= (32 if (op, precision, launch.name) == ("conv_wgrad", "tf32", "first_wgrad_kernel") else 0), report
+        assert report.frame_bytes <= (32 if (str(op), precision, launch.name) == ("conv_wgrad", "tf32", "first_wgrad_kernel") else 0), report
 
 
 @pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("of", LARGE[:2], ids=str)
-@pytest.mark.parametrize("op", sorted(ops("bf16").keys() - {"conv_relu_fprop"}))
+@pytest.mark.parametrize("op", sorted(ops("bf16").keys() - {named("conv_relu_fprop")}))
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_kernels_of_many_columns_compile_without_spills(op, precision, of):
     for batch in (64, 1024):
@@ -290,4 +290,4 @@ def test_kernels_of_few_filters_and_large_images_compile_within_a_block(op, prec
     for launch in bound_launches(op, precision, 1024, of):
         report = compile_launch(launch, "90a")
         assert report.shared_bytes <= SHARED_BYTES
-        assert report.frame_bytes == 0 or op == "conv_wgrad", report
+        assert report.frame_bytes == 0 or str(op) == "conv_wgrad", report

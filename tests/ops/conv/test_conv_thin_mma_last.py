@@ -10,6 +10,7 @@ from test_conv_thin_mma import PRECISIONS, assert_repeats, bare, beyond_bounds, 
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu.device import SIMULATOR
 from nbcnn.gpu.target import H200
+from nbcnn.modes import named
 from nbcnn.ops.conv.fused import relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.thin_mma.last import ops
@@ -37,7 +38,7 @@ def test_parity_of_tiles_that_walk(device, precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_weight_gradients_repeat_bit_for_bit(gpu, precision):
-    case = next(case for case in up_cases(REAL) if case.op == "upconv_wgrad")
+    case = next(case for case in up_cases(REAL) if str(case.op) == "upconv_wgrad")
     assert_repeats(case, ops(precision), precision, gpu)
 
 
@@ -52,7 +53,7 @@ def test_packing_takes_every_weight_once(precision):
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("precision", "op"), [("bf16", "upconv_dgrad_relu"), ("bf16", "upconv_wgrad"), ("tf32", "upconv_dgrad_relu")])
 def test_compile_two_blocks_fit_a_multiprocessor(precision, op):
-    impl, call = ops(precision)[op], bare(op, REAL, precision, up=True)
+    impl, call = ops(precision)[named(op)], bare(op, REAL, precision, up=True)
     call = replace(call, tile=replace(impl.tile(call, H200), blocks=264))
     launch = bound_without_data(impl, call)[0]
     report = compile_launch(launch, "80")

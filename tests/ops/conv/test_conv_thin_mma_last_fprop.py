@@ -10,6 +10,7 @@ from test_conv_thin_mma import PRECISIONS, assert_repeats, bare, beyond_bounds, 
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu.device import SIMULATOR
 from nbcnn.gpu.target import H200
+from nbcnn.modes import named
 from nbcnn.ops.conv.fused import relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.thin_mma.last import ops
@@ -42,7 +43,7 @@ def test_parity_of_tiles_that_walk(device, precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_loss_and_gradient_repeat_bit_for_bit(gpu, precision):
-    case = next(case for case in up_cases(REAL_UP) if case.op == "upconv_mse_fprop")
+    case = next(case for case in up_cases(REAL_UP) if str(case.op) == "upconv_mse_fprop")
     assert_repeats(case, ops(precision), precision, gpu)
 
 
@@ -68,7 +69,7 @@ def test_a_block_takes_whole_images_while_there_are_enough():
 
 def test_what_shared_memory_cannot_hold_is_refused_in_words():
     call = bare("conv_fprop", ConvShape(1, 8, 3, 2048, 3, 3, 3, 1, 1), "bf16")
-    assert "rows of 2048 pixels" in ops("bf16")["conv_fprop"].supports(call, H200)
+    assert "rows of 2048 pixels" in ops("bf16")[named("conv_fprop")].supports(call, H200)
 
 
 @pytest.mark.sampled
@@ -77,7 +78,7 @@ def test_what_shared_memory_cannot_hold_is_refused_in_words():
 @pytest.mark.parametrize(("precision", "op"), [("bf16", "upconv_mse_fprop"), ("tf32", "conv_fprop")])
 def test_compile_two_blocks_fit_a_multiprocessor(precision, op, arch):
     up = str(op).startswith("upconv")
-    impl, call = ops(precision)[op], bare(op, REAL_UP if up else REAL, precision, up=up)
+    impl, call = ops(precision)[named(op)], bare(op, REAL_UP if up else REAL, precision, up=up)
     call = replace(call, tile=impl.tile(call, H200))
     launch = bound_without_data(impl, call)[0]
     report = compile_launch(launch, arch)

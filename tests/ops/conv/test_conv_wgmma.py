@@ -12,7 +12,7 @@ from nbcnn.check.one_op import Bound, pack_array
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.target import H200
-from nbcnn.modes import Row
+from nbcnn.modes import Row, named
 from nbcnn.ops.conv.frame.correlation import correlation, in_phases, pack
 from nbcnn.ops.conv.frame.cost import Rates, Work, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_SECOND
@@ -82,7 +82,7 @@ POOLED = (
 UP = (ConvShape(1, 64, 3, 5, 64, 3, 3, 1, 1), ConvShape(5, 128, 8, 8, 256, 3, 3, 1, 1))
 
 
-OPS = (*IMAGE_OPS, WITH_SECOND, "conv_elu_fprop", "upconv_elu_fprop")
+OPS = (*IMAGE_OPS, WITH_SECOND, named("conv_elu_fprop"), named("upconv_elu_fprop"))
 
 
 def made_by(precision: str) -> dict[str, Impl]:
@@ -177,7 +177,7 @@ def test_tiles_fit_a_multiprocessor(precision):
 @pytest.mark.parametrize(("precision", "kept"), [("bf16", 9), ("tf32", None)])
 def test_filters_stay_where_a_block_has_room_for_all_of_them(precision, kept):
     """Nine taps of 64 channels are 72 KB in bf16 and 144 KB in tf32, whose eighteen steps would have more barriers than there are."""
-    (case,) = [case for case in conv_cases(ConvShape(8, 64, 32, 32, 64, 3, 3, 1, 1)) if case.op == "conv_dgrad"]
+    (case,) = [case for case in conv_cases(ConvShape(8, 64, 32, 32, 64, 3, 3, 1, 1)) if str(case.op) == "conv_dgrad"]
     g, kind = correlation(bare(case)), KINDS[precision]
     keeping = [tile for tile in patch.candidates(g, kind, H200) if tile.keeps]
     assert {(tile.slots, tile.kept) for tile in keeping} == ({(kept, kept)} if kept else set())
@@ -185,7 +185,7 @@ def test_filters_stay_where_a_block_has_room_for_all_of_them(precision, kept):
         assert patch.tiles_of(g, tile)[1] == 1
         # Two for each stage of filters and each of two patches, and for each warpgroup those of its mask and its turn.
         assert 8 * (2 * tile.slots + 8) <= patch.BARRIER_BYTES
-    wide = correlation(bare(next(case for case in conv_cases(ConvShape(8, 64, 32, 32, 256, 3, 3, 1, 1)) if case.op == "conv_fprop")))
+    wide = correlation(bare(next(case for case in conv_cases(ConvShape(8, 64, 32, 32, 256, 3, 3, 1, 1)) if str(case.op) == "conv_fprop")))
     assert not any(tile.keeps for tile in patch.candidates(wide, kind, H200) if tile.BN < wide.K)
 
 
@@ -203,11 +203,11 @@ def test_channels_of_each_tap_are_padded(case):
 def test_refusals_are_in_words():
     bf16 = made_by("bf16")
     by_op = {case.op: case for case in cases((ConvShape(1, 32, 5, 7, 60, 3, 3, 1, 1),), (), ())}
-    assert "60 channels to sum over are not a multiple of 8" in bf16["conv_dgrad"].supports(bare(by_op["conv_dgrad"]), H200)
+    assert "60 channels to sum over are not a multiple of 8" in bf16[named("conv_dgrad")].supports(bare(by_op[named("conv_dgrad")]), H200)
     served = cases((ConvShape(1, 48, 6, 8, 96, 3, 3, 2, 1), ConvShape(1, 32, 6, 8, 96, 1, 1, 1, 0)), (), ())
     assert {case.op for case in served if bf16[case.op].supports(bare(case), H200)} == {WITH_SECOND}, "which patches alone make"
-    (odd,) = [c for c in pooled_cases(ConvShape(1, 64, 4, 6, 64, 3, 3, 1, 1)) if c.op == "conv_relu_pool_fprop"]
-    assert "rows of 6 pixels" in bf16["conv_relu_pool_fprop"].supports(bare(odd), H200)
+    (odd,) = [c for c in pooled_cases(ConvShape(1, 64, 4, 6, 64, 3, 3, 1, 1)) if str(c.op) == "conv_relu_pool_fprop"]
+    assert "rows of 6 pixels" in bf16[named("conv_relu_pool_fprop")].supports(bare(odd), H200)
 
 
 def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = None) -> Bound:
@@ -249,7 +249,7 @@ def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = No
 def test_kernels_compile_without_spills(precision, op, tile):
     side = 32 if isinstance(tile, PatchTile) and tile.swapped else 8
     shape = ConvShape(1, 64, side, side, 64, 3, 3, 1, 1)
-    case = next(c for c in cases((shape,), (shape,), (shape,)) if c.op == op)
+    case = next(c for c in cases((shape,), (shape,), (shape,)) if c.op == named(op))
     for launch in bound_on_host(case, precision, tile).launches:
         report = compile_launch(launch, "90a")
         assert report.frame_bytes == 0
@@ -272,7 +272,7 @@ def test_parity(gpu, precision, op):
         pytest.skip("wgmma needs compute capability 9.0")
     if op not in made_by(precision):
         pytest.skip("three planes have no patches")
-    impl = made_by(precision)[op]
+    impl = made_by(precision)[named(op)]
     row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {op: impl}),))
     served = 0
     for case in cases(MEAN + REAL, POOLED, UP):
@@ -296,10 +296,10 @@ def test_the_model_hides_the_end_of_a_tile_behind_the_other_turn():
 @pytest.mark.parametrize("op", ["conv_fprop", "conv_relu_fprop", "conv_dgrad_relu", "conv_relu_pool_fprop", "upconv_relu_fprop"])
 def test_the_gpu_tests_tiles_whose_turns_go_round(op):
     """Of two blocks each has five tiles or more, so that each of its warpgroups waits for its turn again, and skips the other's stages."""
-    of = [case for case in cases(MEAN + REAL, POOLED, UP) if case.op == op and case.ins[0].shape[0] == 5]
+    of = [case for case in cases(MEAN + REAL, POOLED, UP) if case.op == named(op) and case.ins[0].shape[0] == 5]
     most = 0
     for case in of:
-        for tile in made_by("bf16")[op].candidates(bare(case), H200):
+        for tile in made_by("bf16")[named(op)].candidates(bare(case), H200):
             if isinstance(tile, PatchTile) and tile.turns == 2:
                 down, across = patch.tiles_of(correlation(bare(case)), tile)
                 most = max(most, down * across)
@@ -329,11 +329,11 @@ def test_swapped_products_have_whole_strips():
 def test_products_of_64_channels_are_swapped(precision):
     """They read less shared memory than the tensor cores take; in tf32 two tiles in turn would be of too few pixels, and masks come word by word."""
     by_op = {case.op: bare(case) for case in cases((ConvShape(64, 64, 32, 32, 64, 3, 3, 1, 1),), (), ())}
-    impl = made_by(precision)["conv_fprop"]
+    impl = made_by(precision)[named("conv_fprop")]
     for op in ("conv_fprop", "conv_dgrad", "conv_dgrad_relu"):
-        tile = impl.tile(by_op[op], H200)
+        tile = impl.tile(by_op[named(op)], H200)
         assert tile.swapped == (precision == "bf16" or op != "conv_dgrad_relu"), op
-    assert impl.tile(by_op["conv_fprop"], H200).turns == (2 if precision == "bf16" else 1)
+    assert impl.tile(by_op[named("conv_fprop")], H200).turns == (2 if precision == "bf16" else 1)
 
 
 def test_three_planes_of_bfloat16_are_a_float32(device, rng):

@@ -15,7 +15,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.target import H200
-from nbcnn.modes import Row
+from nbcnn.modes import Row, named
 from nbcnn.ops.conv.frame.correlation import Spans, by_parity, correlation, in_phases, parity_filters
 from nbcnn.ops.conv.fused import relu_cases, second_cases
 from nbcnn.ops.conv.reference import conv_cases
@@ -40,7 +40,7 @@ def bare(case: Case) -> Call:
 
 
 def gradient(shape: ConvShape, op: str = "conv_dgrad") -> Case:
-    return next(case for case in (*conv_cases(shape), *relu_cases(shape), *second_cases(shape)) if case.op == op)
+    return next(case for case in (*conv_cases(shape), *relu_cases(shape), *second_cases(shape)) if case.op == named(op))
 
 
 def strided(N: int, C: int, K: int, size: int, taps: int, pad: int) -> ConvShape:
@@ -276,7 +276,7 @@ def test_tiles_cost_the_taps_that_are_not_zeros(precision):
     g, kind = correlation(bare(gradient(strided(64, 64, 64, 32, 3, 1)))), KINDS[precision]
     steps = 64 // kind.channels
     assert g.mean_taps == 9 / 4
-    for tile in implementations(precision)["conv_dgrad"].candidates(bare(gradient(strided(64, 64, 64, 32, 3, 1))), H200):
+    for tile in implementations(precision)[named("conv_dgrad")].candidates(bare(gradient(strided(64, 64, 64, 32, 3, 1))), H200):
         if isinstance(tile, PatchTile):
             assert patch.work(g, kind, tile, "rows").steps == steps * 9 / 4
     one = correlation(bare(gradient(strided(64, 64, 64, 32, 1, 0))))
@@ -321,7 +321,7 @@ def test_parity(gpu, precision, op):
         pytest.skip("wgmma needs compute capability 9.0")
     if op not in implementations(precision):
         pytest.skip("three planes have no patches")
-    impl = implementations(precision)[op]
+    impl = implementations(precision)[named(op)]
     row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {op: impl}),))
     served = 0
     for every, shape in GRADIENTS:

@@ -93,7 +93,7 @@ def test_every_candidate_is_right(gpu, precision):
 def test_repeats_bit_for_bit(gpu):
     from nbcnn.check.one_op import run_op
 
-    case = next(case for case in conv_cases(SHAPES["conv3"]) if case.op == "conv_wgrad")
+    case = next(case for case in conv_cases(SHAPES["conv3"]) if str(case.op) == "conv_wgrad")
     options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": "bfloat16"}
     one, other = (run_op(wgrad.ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
@@ -108,8 +108,8 @@ WIDE = ConvShape(1024, 4096, 1, 1, 4096, 1, 1, 1, 0)
 def test_a_large_filter_runs_here_with_as_many_parts_as_offsets_reach(shape, precision):
     ins, outs = (shape.x_shape, shape.y_shape), (shape.w_shape, (shape.K,))
     attrs = {"stride": shape.stride, "pad": shape.pad}
-    call = Call("conv_wgrad", (), (), ins, outs, attrs, "NHWC", in_dtypes=(STORE[precision],) * 2, out_dtypes=("float32",) * 2)
-    for impl in (wgrad.ops(precision)["conv_wgrad"], mma_wgrad.IMPLS[precision]):
+    call = Call(named("conv_wgrad"), (), (), ins, outs, attrs, "NHWC", in_dtypes=(STORE[precision],) * 2, out_dtypes=("float32",) * 2)
+    for impl in (wgrad.ops(precision)[named("conv_wgrad")], mma_wgrad.IMPLS[precision]):
         assert impl.supports(call, H200) is None
         tiles = impl.candidates(call, H200)
         assert tiles
@@ -117,13 +117,13 @@ def test_a_large_filter_runs_here_with_as_many_parts_as_offsets_reach(shape, pre
 
 
 def test_a_filter_that_offsets_do_not_reach_is_refused():
-    call = Call("conv_wgrad", (), (), ((8, 65536, 1, 1), (8, 32768, 1, 1)), ((32768, 65536, 1, 1),), {"stride": 1, "pad": 0}, "NHWC")
-    assert "a tensor of 2,147,483,648 elements is more than" in wgrad.ops("bf16")["conv_wgrad"].supports(call, H200)
+    call = Call(named("conv_wgrad"), (), (), ((8, 65536, 1, 1), (8, 32768, 1, 1)), ((32768, 65536, 1, 1),), {"stride": 1, "pad": 0}, "NHWC")
+    assert "a tensor of 2,147,483,648 elements is more than" in wgrad.ops("bf16")[named("conv_wgrad")].supports(call, H200)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_parity_of_a_large_filter(gpu, precision):
-    (case,) = [case for case in conv_cases(replace(WIDE, N=64)) if case.op == "conv_wgrad" and "no bias" not in case.label]
+    (case,) = [case for case in conv_cases(replace(WIDE, N=64)) if str(case.op) == "conv_wgrad" and "no bias" not in case.label]
     row = row_of(precision)
     assert gradcheck.parity(row, row.fallbacks[0][1][case.op], case, gpu) <= gradcheck.bound(case, precision)
 
@@ -147,7 +147,7 @@ def test_every_part_has_steps_and_all_pixels_are_covered():
 def test_lines_of_a_patch_are_what_the_taps_of_a_square_see(name):
     """What TMA and the descriptors of wgmma address, in NumPy: eights of rows, 64s one pixel apart; all squares add up to the gradient."""
     shape = SHAPES[name]
-    (case,) = [case for case in conv_cases(shape) if case.op == "conv_wgrad" and "no bias" in case.label]
+    (case,) = [case for case in conv_cases(shape) if str(case.op) == "conv_wgrad" and "no bias" in case.label]
     g = wgrad_correlation(bare(case, "bfloat16"))
     tile = next(wgrad_square.candidates(g, H200))
     assert ("images" in name) == (tile.images > 1)
@@ -216,7 +216,7 @@ def test_compiles_without_spills(precision, op, element):
     shape = (4, 128, 16, 16, 256) if op == "upconv_wgrad" else (4, 256, 16, 16, 128)
     n, c, h, w, k = shape
     up = 2 if op == "upconv_wgrad" else 1
-    impl, store = wgrad.ops(precision)[op], STORE[precision]
+    impl, store = wgrad.ops(precision)[named(op)], STORE[precision]
     attrs = {} if up == 2 else {"stride": 1, "pad": 1}
     shapes = ((n, c, h, w), (n, k, up * h, up * w)), ((k, c, 3, 3), (k,))
     dtypes = {"in_dtypes": (store, store), "out_dtypes": ("float32", "float32")}

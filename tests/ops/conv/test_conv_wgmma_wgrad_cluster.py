@@ -15,6 +15,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.gpu.target import H200
+from nbcnn.modes import named
 from nbcnn.ops.conv.frame.wgrad import correlation
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import wgrad, wgrad_square
@@ -30,7 +31,7 @@ EVERY = [SQUARE, SquareTile(64, 2, 3, 8), SquareTile(64, 3, 2, 8), SquareTile(64
 
 
 def gradient(shape: ConvShape, bias: bool = True) -> Case:
-    return next(case for case in conv_cases(shape) if case.op == "conv_wgrad" and (len(case.outs) == 2) == bias)
+    return next(case for case in conv_cases(shape) if str(case.op) == "conv_wgrad" and (len(case.outs) == 2) == bias)
 
 
 def bare(case: Case, tile: SquareTile) -> Call:
@@ -231,7 +232,7 @@ def test_sums_fit_into_the_ring(tile):
 
 def test_bytes_of_parts_are_those_of_clusters():
     shape = ConvShape(64, 64, 16, 16, 64, 3, 3, 1, 1)
-    case, impl = gradient(shape), wgrad.ops("bf16")["conv_wgrad"]
+    case, impl = gradient(shape), wgrad.ops("bf16")[named("conv_wgrad")]
     alone, together = (bare(case, replace(SQUARE, split=32, cluster=cluster)) for cluster in (1, 4))
     part, sums = 4 * 64 * 9 * 64, 4 * 32 * 64
     assert (impl.scratch(alone), impl.scratch(together)) == (32 * part + sums, 8 * part + sums)
@@ -255,7 +256,7 @@ def test_parity(gpu, name, bias):
     """Pairs of blocks; the same bits again."""
     if gpu.capability != (9, 0):
         pytest.skip("clusters need compute capability 9.0")
-    case, impl = rounded(gradient(GRADIENTS[name], bias), "bf16"), wgrad.ops("bf16")["conv_wgrad"]
+    case, impl = rounded(gradient(GRADIENTS[name], bias), "bf16"), wgrad.ops("bf16")[named("conv_wgrad")]
     wanted, limit, op = reference(case), bound(case, "bf16"), case.op
     options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": STORE["bf16"]}
     found = [tile for tile in impl.candidates(bare(case, SQUARE), gpu.target) if isinstance(tile, SquareTile)]

@@ -17,6 +17,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.gpu.target import H200
+from nbcnn.modes import named
 from nbcnn.ops.conv.frame.wgrad import correlation
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import wgrad, wgrad_square, wgrad_tile
@@ -33,7 +34,7 @@ SQUARE, EIGHT = SquareTile(64, 3, 3, 7), SquareTile(64, 3, 3, 6, images=8)
 
 
 def gradient(shape: ConvShape, bias: bool = True) -> Case:
-    return next(case for case in conv_cases(shape) if case.op == "conv_wgrad" and (len(case.outs) == 2) == bias)
+    return next(case for case in conv_cases(shape) if str(case.op) == "conv_wgrad" and (len(case.outs) == 2) == bias)
 
 
 def bare(case: Case, tile: SquareTile | None) -> Call:
@@ -103,7 +104,7 @@ def test_sums_without_room_in_the_ring_are_refused():
 
 @pytest.mark.parametrize("shape", [ConvShape(512, 512, 4, 4, 512, 3, 3, 1, 1), ConvShape(16, 1024, 8, 8, 1024, 3, 3, 1, 1)], ids=str)
 def test_tiles_that_have_all_pixels_are_chosen_for_many_channels(shape):
-    impl = wgrad.ops("bf16")["conv_wgrad"]
+    impl = wgrad.ops("bf16")[named("conv_wgrad")]
     g = correlation(call := bare(gradient(ConvShape(1, *(getattr(shape, each) for each in ("C", "H", "W", "K", "R", "S", "stride", "pad")))), None))
     g = replace(g, N=shape.N)
     tile = wgrad.WgmmaWeightGradient("bf16").choose(g, H200)
@@ -117,7 +118,11 @@ def test_tiles_that_have_all_pixels_are_chosen_for_many_channels(shape):
 
 @pytest.mark.parametrize(("split", "cluster"), [(1, 1), (2, PAIR)])
 def test_there_are_no_parts_of_the_weight_gradient(split, cluster):
-    shape, tile, impl = ConvShape(9, 128, 16, 16, 72, 3, 3, 1, 1), replace(SQUARE, split=split, cluster=cluster), wgrad.ops("bf16")["conv_wgrad"]
+    shape, tile, impl = (
+        ConvShape(9, 128, 16, 16, 72, 3, 3, 1, 1),
+        replace(SQUARE, split=split, cluster=cluster),
+        wgrad.ops("bf16")[named("conv_wgrad")],
+    )
     without, beside = (gradient(shape, bias) for bias in (False, True))
     assert impl.scratch(bare(without, tile)) == 0
     assert impl.scratch(bare(beside, tile)) == 4 * split * 2 * 72
@@ -133,7 +138,7 @@ def test_there_are_no_parts_of_the_weight_gradient(split, cluster):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_pixel_tiles_write_dw_where_a_part_lies_as_it_does(precision, stride):
     """One tap and one part: (K, C) in both. With more of either the second launch brings them into order, or adds them."""
-    impl = wgrad.ops(precision)["conv_wgrad"]
+    impl = wgrad.ops(precision)[named("conv_wgrad")]
     case = gradient(ConvShape(3, 64, 9, 9, 128, 1, 1, stride, 0), False)
     tile = replace(next(wgrad_tile.candidates(correlation(bare(case, None)), precision, H200)), split=1)
     options = {"attrs": case.attrs, "layout": "NHWC", "device": nb.Host(), "store": STORE[precision]}
@@ -263,7 +268,7 @@ def test_parity(gpu, name, bias):
     """A block alone, and a pair; the same bits again."""
     if gpu.capability != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
-    case, impl = rounded(gradient(GRADIENTS[name], bias), "bf16"), wgrad.ops("bf16")["conv_wgrad"]
+    case, impl = rounded(gradient(GRADIENTS[name], bias), "bf16"), wgrad.ops("bf16")[named("conv_wgrad")]
     wanted, limit, op = reference(case), bound(case, "bf16"), case.op
     options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": STORE["bf16"]}
     kind = next(wgrad_square.candidates(correlation(bare(case, None)), gpu.target))

@@ -12,7 +12,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.target import H200
-from nbcnn.modes import Row
+from nbcnn.modes import Row, named
 from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.winograd import nine_products
@@ -49,7 +49,7 @@ def test_every_op_has_a_case():
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.op} {case.label}")
 def test_small_shapes(case, device):
     # Once with more partial gradients than one kernel adds by itself.
-    check(case, device, replace(TINY, split=5) if case.op == "conv_wgrad" and len(case.outs) == 2 else TINY)
+    check(case, device, replace(TINY, split=5) if str(case.op) == "conv_wgrad" and len(case.outs) == 2 else TINY)
 
 
 @pytest.mark.parametrize("case", REAL, ids=lambda case: f"{case.op} {case.label}")
@@ -67,7 +67,7 @@ def test_real_shapes(case, gpu):
 )
 def test_refusals_name_the_reason(shape, reason):
     case = next(conv_cases(shape))
-    call = Bound(IMPLS["conv_fprop"], case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=TINY).call
+    call = Bound(IMPLS[named("conv_fprop")], case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=TINY).call
     assert reason in supports(call, H200)
 
 
@@ -75,8 +75,8 @@ def test_refusals_name_the_reason(shape, reason):
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["conv_wgrad", "upconv_relu_fprop", "conv_relu_pool_fprop"])
 def test_kernels_compile_without_spills(op):
-    case = next(case for case in REAL if case.op == op)
-    bound = Bound(IMPLS[op], op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC")
+    case = next(case for case in REAL if case.op == named(op))
+    bound = Bound(IMPLS[named(op)], op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC")
     kernels = {launch.kernel: launch for launch in bound.launches}
     for launch in kernels.values():
         report = compile_launch(launch, "90a")

@@ -30,7 +30,7 @@ def problem(op, n=2, c=4, size=(9, 5), window=(3, 3), stride=(1, 1), dilation=(1
     rng = np.random.default_rng(3)
     out = [(h + 2 * p - (r - 1) * d - 1) // s + 1 for h, p, r, d, s in zip(size, pad, window, dilation, stride, strict=True)]
     x, w, dy = (rng.standard_normal(shape).astype(np.float32) for shape in ((n, c, *size), (c, 1, *window), (n, c, *out)))
-    ins, made = {"gconv_fprop": ((x, w), dy), "gconv_dgrad": ((dy, w), x), "gconv_wgrad": ((x, dy), w)}[op]
+    ins, made = {"gconv_fprop": ((x, w), dy), "gconv_dgrad": ((dy, w), x), "gconv_wgrad": ((x, dy), w)}[str(op)]
     return ins, [(made.shape, "float32")], {"groups": c, "stride": stride, "dilation": dilation, "pad": pad}
 
 
@@ -51,7 +51,7 @@ def wanted(op, ins, outs, attrs):
 )
 def test_strips_and_parts_are_put_together(device, layout, op, tile, shape):
     ins, outs, attrs = problem(op, **shape)
-    (got,) = run_op(OPS[op], op, ins, outs, attrs=attrs, device=device, layout=layout, tile=tile)
+    (got,) = run_op(OPS[named(op)], op, ins, outs, attrs=attrs, device=device, layout=layout, tile=tile)
     # A weight gradient is a sum of 90 products at most, a pixel one of nine.
     assert relative_error(got, wanted(op, ins, outs, attrs)[0]) <= parity_bound(90, "fp32")
 
@@ -84,21 +84,21 @@ def test_strips_of_a_stream_are_put_together(device, op, shape, store):
     ins, outs, attrs = problem(op, **IMAGES[shape])
     ins = tuple(decode(encode(each, "bfloat16"), "bfloat16") for each in ins)
     channels = attrs["groups"]
-    if op == "gconv_wgrad":
+    if str(op) == "gconv_wgrad":
         outs = [*outs, ((channels,), "float32")]
-    elif op == "gconv_fprop":
+    elif str(op) == "gconv_fprop":
         ins = (*ins, np.linspace(-1, 1, channels, dtype=np.float32))
     right = wanted(op, ins, outs, attrs)
-    bound = Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=device, layout="NHWC", store=store)
-    tried = {tile.length: tile for tile in STREAMED[op].candidates(bound.call, device.target)}
+    bound = Bound(STREAMED[named(op)], op, ins, outs, attrs=attrs, device=device, layout="NHWC", store=store)
+    tried = {tile.length: tile for tile in STREAMED[named(op)].candidates(bound.call, device.target)}
     for length in {max(tried), min(3, *tried) if len(tried) > 1 else max(tried)}:
         g = pass_of(bound.call, tried[length].columns)
         items = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length)
         tile = replace(tried[length], group=32, share=16, parts=ceil_div(items, 16))
-        got = run_op(STREAMED[op], op, ins, outs, attrs=attrs, device=device, layout="NHWC", store=store, tile=tile)
+        got = run_op(STREAMED[named(op)], op, ins, outs, attrs=attrs, device=device, layout="NHWC", store=store, tile=tile)
         for made, each in zip(got, right, strict=True):
             # Sums are float32; images are rounded to how they are stored.
-            assert relative_error(made, each) <= (2**-8 if store == "bfloat16" and op != "gconv_wgrad" else parity_bound(500, "fp32")), tile
+            assert relative_error(made, each) <= (2**-8 if store == "bfloat16" and str(op) != "gconv_wgrad" else parity_bound(500, "fp32")), tile
 
 
 @pytest.mark.parametrize("op", STREAMED)
@@ -106,20 +106,20 @@ def test_a_stream_fills_the_gpu(op):
     """Two blocks for most of 132 multiprocessors, in one wave, whatever image of MobileNet: small ones too."""
     for c, size, stride in ((32, 32, 1), (64, 32, 2), (128, 16, 1), (256, 8, 2), (512, 4, 1), (512, 4, 2), (1024, 2, 1)):
         x, dy, w = (512, c, size, size), (512, c, *[ceil_div(size, stride)] * 2), (c, 1, 3, 3)
-        ins, out = {"gconv_fprop": ((x, w), dy), "gconv_dgrad": ((dy, w), x), "gconv_wgrad": ((x, dy), w)}[op]
+        ins, out = {"gconv_fprop": ((x, w), dy), "gconv_dgrad": ((dy, w), x), "gconv_wgrad": ((x, dy), w)}[str(op)]
         attrs = {"groups": c, "stride": (stride, stride), "dilation": (1, 1), "pad": (1, 1)}
         call = Call(named(op), (), (), ins, (out,), attrs, "NHWC", in_dtypes=("bfloat16",) * 2, out_dtypes=("bfloat16",))
-        assert STREAMED[op].supports(call, H200) is None
-        tile = STREAMED[op].tile(call, H200)
+        assert STREAMED[named(op)].supports(call, H200) is None
+        tile = STREAMED[named(op)].tile(call, H200)
         # A gradient of a stride has a column more than there are pairs, which does not divide as well.
-        assert (180 if op == "gconv_dgrad" and stride == 2 else 240) <= tile.parts * ceil_div(c // 4, tile.group) <= 264
+        assert (180 if str(op) == "gconv_dgrad" and stride == 2 else 240) <= tile.parts * ceil_div(c // 4, tile.group) <= 264
 
 
 def test_many_parts_are_added_in_one_trip(device):
     """66 parts, more than eight lines of threads have in flight; each of a line's first strip alone."""
     ins, outs, attrs = problem("gconv_wgrad", n=264, size=(2, 4))
     tile = Stream(2, 2, 3, 3, 32, 8, 66)
-    (got,) = run_op(STREAMED["gconv_wgrad"], "gconv_wgrad", ins, outs, attrs=attrs, device=device, layout="NHWC", tile=tile)
+    (got,) = run_op(STREAMED[named("gconv_wgrad")], "gconv_wgrad", ins, outs, attrs=attrs, device=device, layout="NHWC", tile=tile)
     assert [grouped.sum_lines(parts) for parts in (1, 64, 65, 264)] == [8, 8, 32, 32]
     assert relative_error(got, wanted("gconv_wgrad", ins, outs, attrs)[0]) <= parity_bound(264 * 8, "fp32")
 
@@ -138,7 +138,9 @@ def test_steps_that_read_no_row_are_left_out():
     """Three rows of four, with a border of one: 4 + 2 steps, of which one reads above the image, and one below it."""
     for op, length, steps in (("gconv_fprop", 4, 5), ("gconv_fprop", 2, 4), ("gconv_wgrad", 4, 5), ("gconv_wgrad", 2, 4)):
         ins, outs, attrs = problem(op, size=(4, 4))
-        tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, Target((9, 0), 1))
+        tiles = STREAMED[named(op)].candidates(
+            Bound(STREAMED[named(op)], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, Target((9, 0), 1)
+        )
         assert {tile.walk for tile in tiles if tile.length == length} == {steps}
 
 
@@ -147,7 +149,7 @@ def test_steps_that_read_no_row_are_left_out():
 def test_every_row_has_a_step(op, shape):
     """A walk makes a row a step, whatever it leaves out; a weight gradient takes in as many rows of dy. Each line of a block takes as many strips."""
     ins, outs, attrs = problem(op, **IMAGES[shape])
-    tiles = STREAMED[op].candidates(Bound(STREAMED[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, H200)
+    tiles = STREAMED[named(op)].candidates(Bound(STREAMED[named(op)], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, H200)
     assert all(tile.walk >= tile.length for tile in tiles)
     assert all(tile.share % (THREADS // tile.group) == 0 for tile in tiles)
 
@@ -161,7 +163,7 @@ def test_what_does_not_stream_is_refused():
     ):
         ins, outs, attrs = problem("gconv_wgrad", **shape)
         with pytest.raises(Unsupported, match=words):
-            Bound(STREAMED["gconv_wgrad"], "gconv_wgrad", ins, outs, attrs=attrs, device=Host(), layout=layout)
+            Bound(STREAMED[named("gconv_wgrad")], "gconv_wgrad", ins, outs, attrs=attrs, device=Host(), layout=layout)
 
 
 def test_a_walk_meets_every_tap_once():
@@ -180,7 +182,7 @@ def test_a_walk_meets_every_tap_once():
 def test_strips_are_cut_only_to_fill_the_gpu():
     for n, length in ((512, 16), (1, 2)):
         ins, outs, attrs = problem("gconv_fprop", n=n, c=128, size=(16, 16))
-        bound = Bound(OPS["gconv_fprop"], "gconv_fprop", ins, outs, attrs=attrs, device=Host(), layout="NHWC", store="bfloat16")
+        bound = Bound(OPS[named("gconv_fprop")], "gconv_fprop", ins, outs, attrs=attrs, device=Host(), layout="NHWC", store="bfloat16")
         assert bound.call.tile.length == length
     assert lengths_of(10) == [10, 5, 4, 3, 2, 1]
 
@@ -193,7 +195,7 @@ def test_what_is_not_depthwise_is_refused():
         ((x, np.zeros((4, 1, 25, 5), np.float32)), outs, attrs | {"pad": (12, 2)}, "125 taps are more than 121"),
     ):
         with pytest.raises(Unsupported, match=words):
-            Bound(OPS["gconv_fprop"], "gconv_fprop", ins, made, attrs=given, device=Host(), layout="NHWC")
+            Bound(OPS[named("gconv_fprop")], "gconv_fprop", ins, made, attrs=given, device=Host(), layout="NHWC")
 
 
 def test_the_modes_but_naive_have_them_first():
@@ -209,8 +211,8 @@ def test_the_modes_but_naive_have_them_first():
 @pytest.mark.parametrize("op", OPS)
 def test_every_byte_of_the_images_is_counted(op, ops):
     ins, outs, attrs = problem(op, c=8, size=(8, 8), stride=(2, 2))
-    bound = Bound(ops[op], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC", store="bfloat16")
-    counted = ops[op].traffic(bound.call)
+    bound = Bound(ops[named(op)], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC", store="bfloat16")
+    counted = ops[named(op)].traffic(bound.call)
     assert len(counted) == len(bound.launches)
     images = 2 * sum(array.size for array in ins if array.shape[1] == 8)
     # With stride 2 and a border of 1 every pixel is met; the weights are 72 floats.
@@ -229,5 +231,5 @@ def test_the_kernels_are_lean(store, layout, op, stride, ops):
     ins, outs, attrs = problem(op, n=64, c=32, size=(16, 16), stride=(stride, stride))
     if ops is STREAMED and layout == "NCHW":
         pytest.skip("only NHWC streams")
-    bound = Bound(ops[op], op, ins, outs, attrs=attrs, device=Host(), layout=layout, store=store)
+    bound = Bound(ops[named(op)], op, ins, outs, attrs=attrs, device=Host(), layout=layout, store=store)
     assert_lean(bound.launches[0], "90a", 128)

@@ -9,7 +9,7 @@ import pytest
 import nbcnn
 from nbcnn.check import gradcheck
 from nbcnn.lab.measure.plans import Absent
-from nbcnn.modes import MODES, Row
+from nbcnn.modes import MODES, Row, named
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.conv import fused, mma, thin_mma
 from nbcnn.ops.conv.mma.tile import Tile as MmaTile
@@ -18,6 +18,7 @@ from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.conv.thin import fused as thin_fused
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.ops.conv.winograd import nine_products
+from nbcnn.plan.op import Map, Op
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
@@ -56,7 +57,7 @@ NAMES = ("relu", "elu", "sigmoid", "hard_swish", "clip")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_applies_the_activation_of_the_call(engine, name, device):
     ops, precision, shape, tile = ENGINES[engine]
-    impl = replace(ops["conv_relu_fprop"], supports=lambda call, target: None)
+    impl = replace(ops[named("conv_relu_fprop")], supports=lambda call, target: None)
     row = Row("tensorcore" if precision != "fp32" else "im2col", precision, "gpu", "NHWC", ())
     (case,) = fused.activated_cases(shape, (name,))
     # Winograd's transforms round about twice as often; `bound` has room for both (test_conv_winograd.py).
@@ -67,7 +68,7 @@ def test_an_engine_applies_the_activation_of_the_call(engine, name, device):
 @pytest.mark.parametrize("engine", OF_DOUBLED)
 def test_an_engine_applies_the_activation_to_a_doubled_images_convolution(engine, name, device):
     ops, precision, shape, tile = OF_DOUBLED[engine]
-    impl = replace(ops["upconv_relu_fprop"], supports=lambda call, target: None)
+    impl = replace(ops[named("upconv_relu_fprop")], supports=lambda call, target: None)
     row = Row("tensorcore" if precision != "fp32" else "im2col", precision, "gpu", "NHWC", ())
     (case,) = fused.up_activated_cases(shape, (name,))
     assert gradcheck.parity(row, impl, case, device, tile) <= gradcheck.bound(case, precision)
@@ -77,8 +78,9 @@ def test_every_row_that_fuses_a_relu_fuses_every_activation():
     for key, row in MODES.items():
         for part, ops in row.fallbacks:
             for kind in ("conv", "upconv"):
-                if f"{kind}_relu_fprop" in ops:
-                    assert {ops[f"{kind}_{name}_fprop"] for name in ACTIVATIONS} == {ops[f"{kind}_relu_fprop"]}, (key, part)
+                made = {name: Op(kind, "fprop", after=(Map(name),)) for name in ACTIVATIONS}
+                if made["relu"] in ops:
+                    assert {ops[op] for op in made.values()} == {ops[made["relu"]]}, (key, part)
 
 
 @pytest.mark.parametrize("activation", [nbcnn.ReLU, nbcnn.Sigmoid, nbcnn.Tanh, nbcnn.ELU])

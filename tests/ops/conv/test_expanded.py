@@ -17,6 +17,7 @@ from nbcnn.ops.conv.frame import expanded
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, host
 from nbcnn.plan.bounds import parity_bound
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 CASES = [case for case in grouped.cases() if len(set(case.attrs["stride"])) == 1]
@@ -33,7 +34,7 @@ def engine(op):
     return Impl(bind, pack=lambda call: np.arange(numel(call.in_shapes[1]), dtype=np.int32), packed="float64")
 
 
-ENGINE = expanded.grouped({op: engine(op) for op in ("conv_fprop", "conv_dgrad")})
+ENGINE = expanded.grouped({op: engine(op) for op in (Op("conv", "fprop"), Op("conv", "dgrad"))})
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.op in ENGINE], ids=lambda case: f"{case.op} {case.label}")
@@ -58,12 +59,12 @@ def test_an_engine_gets_the_packed_filters_of_the_dense_convolution(name):
         whole = np.zeros(g.filters)
         whole.reshape(-1)[expanded.places(call)] = w
         plain = Call(replace(named(op), kind="conv"), (), (), (source.shape, g.filters), (made,), {"stride": 1, "pad": g.pad}, "NHWC", **kinds)
-        impl = expanded.grouped(ops)[op]
+        impl = expanded.grouped(ops)[named(op)]
         assert impl.supports(call, H200) is None
         np.testing.assert_array_equal(pack_array(w, impl.pack(call)), pack_array(whole, ops[replace(named(op), kind="conv")].pack(plain)))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.op == "gconv_wgrad"], ids=lambda case: case.label)
+@pytest.mark.parametrize("case", [case for case in CASES if str(case.op) == "gconv_wgrad"], ids=lambda case: case.label)
 def test_the_weights_are_taken_from_the_dense_gradient(case):
     x, dy = (array.astype(np.float64) for array in case.ins)
     shapes = tuple(shape for shape, _ in case.outs)
@@ -78,8 +79,8 @@ def test_the_weights_are_taken_from_the_dense_gradient(case):
 @pytest.mark.parametrize("op", ["gconv_fprop", "gconv_wgrad"])
 def test_the_engine_of_the_cuda_cores_lands_where_numpy_does(device, op):
     impls = expanded.grouped(im2col.OPS)
-    case = min((case for case in CASES if case.op == op and case.attrs["groups"] == 1), key=lambda case: sum(map(np.size, case.ins)))
-    got = run_op(impls[op], op, case.ins, case.outs, attrs=case.attrs, device=device, layout="NHWC")
+    case = min((case for case in CASES if case.op == named(op) and case.attrs["groups"] == 1), key=lambda case: sum(map(np.size, case.ins)))
+    got = run_op(impls[named(op)], op, case.ins, case.outs, attrs=case.attrs, device=device, layout="NHWC")
     wide = [(shape, "float64") for shape, _ in case.outs]
     right = run_op(host(getattr(grouped, str(op))), op, [array.astype(np.float64) for array in case.ins], wide, attrs=case.attrs, device=Host())
     for one, other in zip(got, right, strict=True):
@@ -87,7 +88,7 @@ def test_the_engine_of_the_cuda_cores_lands_where_numpy_does(device, op):
 
 
 def test_uneven_strides_are_refused():
-    case = next(case for case in CASES if case.op == "gconv_fprop" and case.attrs["dilation"] == (2, 2))
+    case = next(case for case in CASES if str(case.op) == "gconv_fprop" and case.attrs["dilation"] == (2, 2))
     uneven = replace(case, attrs=case.attrs | {"stride": (1, 2)})
     with pytest.raises(Unsupported, match="strides of 1 and 2 are not one"):
         run_op(expanded.grouped(im2col.OPS)[case.op], case.op, uneven.ins, uneven.outs, attrs=uneven.attrs, device=Host(), layout="NHWC")

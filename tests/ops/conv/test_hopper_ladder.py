@@ -83,7 +83,7 @@ def test_every_file_is_short_and_every_step_is_one():
 def test_a_step_reads_the_engines_operands_but_for_the_bias():
     call = Call(hopper.OP, ("x", "w", "b"), ("y",), ((1,), (2,), (3,)), ((4,),), tile="tile", packed="packed", in_dtypes=("a", "b", "c"))
     plain, last = hopper.call_of(STEPS[0], call), hopper.call_of(STEPS[5], call)
-    assert (plain.op, plain.ins, plain.in_shapes, plain.in_dtypes, plain.tile) == ("conv_fprop", ("x", "w"), ((1,), (2,)), ("a", "b"), None)
+    assert (str(plain.op), plain.ins, plain.in_shapes, plain.in_dtypes, plain.tile) == ("conv_fprop", ("x", "w"), ((1,), (2,)), ("a", "b"), None)
     assert (last.op, last.ins, last.packed, last.outs) == (hopper.OP, ("x", "w", "b"), "packed", ("y",))
 
 

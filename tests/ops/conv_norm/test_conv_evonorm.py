@@ -39,7 +39,7 @@ from nbcnn.run.net import Net
 
 ROW = modes.MODES["im2col", "fp32"]
 CASES = list(conv_norm_cases())
-DIRECT = conv_evonorm.two_ops(im2col.OPS["conv_fprop"])
+DIRECT = conv_evonorm.two_ops(im2col.OPS[Op("conv", "fprop")])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")
@@ -51,7 +51,7 @@ def test_two_ops_on_small_shapes(case, device):
 def test_two_ops_on_images_that_the_norm_holds(gpu):
     """There the norm works in place with all of an image's channels in registers; in one part of a batch, and by Winograd's convolution."""
     for case in conv_norm_cases([(ConvShape(16, 32, 28, 28, 64, 3, 3, 1, 1), 32)]):
-        for impl, tile in ((DIRECT[case.op], None), (conv_evonorm.two_ops(WINOGRAD["conv_fprop"])[case.op], WinogradTile(5, 64, 64, 8, 4))):
+        for impl, tile in ((DIRECT[case.op], None), (conv_evonorm.two_ops(WINOGRAD[Op("conv", "fprop")])[case.op], WinogradTile(5, 64, 64, 8, 4))):
             error = gradcheck.parity(ROW, impl, case, gpu, tile)
             assert error <= gradcheck.bound(case), (case.op, error)
 
@@ -162,10 +162,10 @@ def test_results_stay_in_shared_memory_where_they_have_room():
 
 def test_the_two_ops_are_the_reference_on_the_host():
     cpu = modes.MODES["cpu", "fp32"]
-    conv = next(cpu.chain("conv_fprop"))[1]
+    conv = next(cpu.chain(Op("conv", "fprop")))[1]
     for case in CASES:
         plain = str(case.op).removeprefix("conv_").replace("s0_infer", "s0_fprop")
-        impl = conv_evonorm.composed(conv, next(cpu.chain(plain))[1])
+        impl = conv_evonorm.composed(conv, next(cpu.chain(modes.named(plain)))[1])
         assert gradcheck.parity(cpu, impl, case, Host()) <= gradcheck.bound(case)
 
 
@@ -188,11 +188,11 @@ def test_the_classifier_fuses():
 def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     x, labels = rng.standard_normal((3, 1, 8, 8)).astype(np.float32), np.array([1, 7, 2], np.int32)
     plain, fused = (Net(mnist_cnn(norm=norm), (1, 8, 8), mode="cpu", init="he", fusing=fusing) for fusing in (False, True))
-    assert f"conv_evonorm_{norm}_fprop" in {step.op for step in fused.record_gradients(3).steps}
+    assert f"conv_evonorm_{norm}_fprop" in {str(step.op) for step in fused.record_gradients(3).steps}
     # The same float32 operations, but for the order in which BLAS adds at most 288 terms, in 8 layers.
     assert_same_gradients(plain, fused, x, labels, limit=8 * 4 * 2.0**-23 * 17)
     images = rng.integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
-    assert f"conv_evonorm_{norm}_infer" in {step.op for step in fused.record_predict(3).steps}
+    assert f"conv_evonorm_{norm}_infer" in {str(step.op) for step in fused.record_predict(3).steps}
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)
 
 

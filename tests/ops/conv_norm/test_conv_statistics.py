@@ -13,7 +13,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.target import H200
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.mma.tile import Tile as MmaTile
 from nbcnn.ops.conv.wgmma import patch
@@ -32,7 +32,7 @@ PRECISIONS = ("bf16", "tf32", "fp32")
 
 def engine(precision, part):
     """The implementation of a part of a row that takes most shapes."""
-    return [impl for name, impl in MODES["tensorcore", precision].chain(OP) if name == part][-1]
+    return [impl for name, impl in MODES["tensorcore", precision].chain(named(OP)) if name == part][-1]
 
 
 def bare(case, precision):
@@ -72,7 +72,7 @@ def test_an_epilogue_saves_the_pass_over_the_result(precision):
         call = replace(call, tile=impl.tile(call, H200))
         plain = replace(call, op=Op("conv", "fprop"), in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
         plain = replace(plain, in_dtypes=call.in_dtypes[:2], out_dtypes=call.out_dtypes[:1], attrs={"stride": 1, "pad": 1})
-        before = total(next(impl for name, impl in MODES["tensorcore", precision].chain("conv_fprop") if name == part).traffic(plain))
+        before = total(next(impl for name, impl in MODES["tensorcore", precision].chain(named("conv_fprop")) if name == part).traffic(plain))
         y = 512 * 64 * 32 * 32 * (2 if precision == "bf16" else 4)
         more = total(impl.traffic(call)).logical - before.logical
         assert 0 < more < 0.12 * y, part
@@ -128,7 +128,7 @@ def tried(precision, target):
     Of two cases every tile is tried, with few blocks, so that each has several tiles.
     """
     for case in [*statistics.cases(), *statistics.real_cases()]:
-        for part, impl in MODES["tensorcore", precision].chain(OP):
+        for part, impl in MODES["tensorcore", precision].chain(named(OP)):
             call = bare(case, precision)
             if impl.lacks(target) or impl.supports(call, target):
                 continue

@@ -15,7 +15,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, f4, jit, u4
 from nbcnn.gpu.target import H200
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.reference import conv_dgrad
@@ -39,7 +39,7 @@ RELU, ADD_RELU = "conv_dgrad_batchnorm_relu_sums", "conv_dgrad_batchnorm_add_rel
 
 
 def engine(precision, op=RELU):
-    (impl,) = [impl for name, impl in MODES["tensorcore", precision].chain(op) if name == "wgmma"]
+    (impl,) = [impl for name, impl in MODES["tensorcore", precision].chain(named(op)) if name == "wgmma"]
     return impl
 
 
@@ -52,7 +52,7 @@ def bare(case, precision):
 
 
 def cases_of(shape, op=RELU):
-    return [case for case in gradient_sums.cases([shape]) if case.op == op]
+    return [case for case in gradient_sums.cases([shape]) if case.op == named(op)]
 
 
 @pytest.mark.parametrize("which", range(2))
@@ -61,7 +61,7 @@ def test_the_reference_begins_what_the_norms_gradient_is(rng, which):
     case = cases_of(gradient_sums.CONVS[0], ADD_RELU)[which]
     dy, w, x, y, weight, mean, rstd, *more = case.ins
     made = [np.full(shape, np.nan, np.float32) for shape, _ in case.outs]
-    gradient_sums.REFERENCES[ADD_RELU](*case.ins, *made, **case.attrs)
+    gradient_sums.REFERENCES[named(ADD_RELU)](*case.ins, *made, **case.attrs)
     plain = np.empty_like(x)
     conv_dgrad(dy, w, plain, **case.attrs)
     dx, dother, dweight, dbias = np.empty_like(x), np.empty_like(x), np.empty_like(weight), np.empty_like(weight)
@@ -322,8 +322,8 @@ def tried(case, precision, target):
         return []
     tiles = [impl.tile(call, target)]
     shapes = [case.label.startswith(label) for label in ("64→64 32×32", "64→136 16×24")]
-    if (case.op, len(case.ins)) in ((RELU, 7), (ADD_RELU, 8)) and any(shapes):
-        every = impl.candidates(call, target)[shapes[0] == (case.op == RELU) :: 2]
+    if (str(case.op), len(case.ins)) in ((RELU, 7), (ADD_RELU, 8)) and any(shapes):
+        every = impl.candidates(call, target)[shapes[0] == (str(case.op) == RELU) :: 2]
         tiles += [replace(tile, resident=min(tile.resident, 2)) for tile in every]
     return tiles
 

@@ -9,6 +9,7 @@ from compiled import assert_lean, on_every_arch
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.language import jit
+from nbcnn.modes import named
 from nbcnn.ops.images import gather
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.update import random
@@ -40,7 +41,7 @@ def run(request):
     def with_impl(op, ins, outs, **options):
         if request.param == "reference":
             return run_op(host(getattr(gather, str(op))), op, ins, outs, device=Host(), **options)
-        impl = {"gather": gather.OPS["gather"], "gather_labels": gather.OPS["gather_labels"]}[op]
+        impl = {"gather": gather.OPS[named("gather")], "gather_labels": gather.OPS[named("gather_labels")]}[op]
         layout = request.param.split()[0]
         return run_op(impl, op, ins, outs, device=request.getfixturevalue("device"), layout=layout, **options)
 
@@ -150,7 +151,7 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
     gather.gather(images, order, state, expected, flip=True)
     for layout in ("NCHW", "NHWC"):
         outs = [((1024, 3, 32, 32), "float32")]
-        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, device=gpu, attrs={"flip": True}, layout=layout)
+        (x,) = run_op(gather.OPS[named("gather")], "gather", [images, order, state], outs, device=gpu, attrs={"flip": True}, layout=layout)
         np.testing.assert_array_equal(x, expected)
 
 
@@ -206,12 +207,12 @@ def test_shifts_are_uniform():
 
 
 # Every option together, at the mean shapes of `gather.cases`; the kernel's arithmetic has no step that may be contracted, so bits are equal.
-@pytest.mark.parametrize("case", [case for case in gather.cases() if case.op == "gather"], ids=lambda case: case.label)
+@pytest.mark.parametrize("case", [case for case in gather.cases() if str(case.op) == "gather"], ids=lambda case: case.label)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_every_option_equals_the_reference_bit_for_bit(device, case, layout):
     expected = np.empty(case.outs[0][0], np.float32)
     gather.gather(*case.ins, expected, **case.attrs)
-    (x,) = run_op(gather.OPS["gather"], "gather", case.ins, case.outs, device=device, attrs=case.attrs, layout=layout)
+    (x,) = run_op(gather.OPS[named("gather")], "gather", case.ins, case.outs, device=device, attrs=case.attrs, layout=layout)
     np.testing.assert_array_equal(x, expected)
 
 
@@ -222,7 +223,7 @@ def test_a_real_augmented_batch_equals_the_reference_bit_for_bit(gpu, rng):
     expected = np.empty(outs[0][0], np.float32)
     gather.gather(images, order, state, expected, **attrs)
     for layout in ("NCHW", "NHWC"):
-        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, device=gpu, attrs=attrs, layout=layout)
+        (x,) = run_op(gather.OPS[named("gather")], "gather", [images, order, state], outs, device=gpu, attrs=attrs, layout=layout)
         np.testing.assert_array_equal(x, expected)
 
 
@@ -264,18 +265,20 @@ def test_labels_of_pixels_are_moved_as_the_pixels_are(run, rng, attrs):
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
     images, order = data(rng, 2, shape)
-    launches = Bound(gather.OPS["gather_labels"], "gather_labels", [order, order, state_at()], [((2,), "int32")], device=Host()).launches
+    launches = Bound(gather.OPS[named("gather_labels")], "gather_labels", [order, order, state_at()], [((2,), "int32")], device=Host()).launches
     masks, of_pixels = images[:, 0], [((2, *shape[1:]), "int32")]
     for attrs in ({"flip": True}, {"flip": "alternate", "ring": 4}):
-        launches += Bound(gather.OPS["gather_labels"], "gather_labels", [masks, order, state_at()], of_pixels, attrs=attrs, device=Host()).launches
+        launches += Bound(
+            gather.OPS[named("gather_labels")], "gather_labels", [masks, order, state_at()], of_pixels, attrs=attrs, device=Host()
+        ).launches
     for layout in ("NCHW", "NHWC"):
         for flip in (False, True):
             options = {"layout": layout, "attrs": {"flip": flip}, "device": Host()}
-            launches += Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
+            launches += Bound(gather.OPS[named("gather")], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     for launch in launches:
         assert_lean(launch, arch, registers=32)
     attrs = {"flip": True, "crop": 4, "reflect": True, "cutout": 8, "shift": (1.0,) * 3, "factor": (2.0,) * 3, "ring": 4}
     options = {"layout": "NHWC", "attrs": attrs, "device": Host()}
-    (launch,) = Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
+    (launch,) = Bound(gather.OPS[named("gather")], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     # Compute capability 7.5 takes 50 registers, and has 64 for each of its 1,024 threads a multiprocessor; 9.0 takes 26.
     assert_lean(launch, arch, registers=64)

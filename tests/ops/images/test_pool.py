@@ -9,6 +9,7 @@ import pytest
 
 from nbcnn.check.one_op import run_op
 from nbcnn.gpu.device import Host
+from nbcnn.modes import named
 from nbcnn.ops.images import global_mean, pool, resize
 from nbcnn.ops.kernel.call import host
 from nbcnn.plan.shapes import pooled_extent
@@ -82,7 +83,7 @@ def test_maxima_of_kernels(device, rng, shape, layout, size, stride, pad, ceil):
     x, attrs = rng.integers(-3, 4, shape).astype(np.float32), {"size": size, "stride": stride, "pad": pad}
     pooled = (*shape[:2], *windows_of(shape, size, stride, pad, ceil))
     outs = [(pooled, "float32"), (pooled, "uint8")]
-    got = run_op(pool.OPS["window_max_fprop"], "window_max_fprop", [x], outs, device=device, attrs=attrs, layout=layout)
+    got = run_op(pool.OPS[named("window_max_fprop")], "window_max_fprop", [x], outs, device=device, attrs=attrs, layout=layout)
     want = run_op(host(pool.window_max_fprop), "window_max_fprop", [x], outs, device=Host(), attrs=attrs)
     for one, other in zip(got, want, strict=True):
         np.testing.assert_array_equal(one, other)

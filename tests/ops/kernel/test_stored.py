@@ -10,19 +10,19 @@ from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, run_op, to_layout
 from nbcnn.gpu import device as gpu_device
-from nbcnn.modes import COMMON
+from nbcnn.modes import COMMON, named
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.storage import encode
 
 PRECISIONS = ["tf32", "bf16"]
 # These keep to float32 whatever the activations are, and test_optim_ops.py tests them.
 FLOAT32_ONLY = ("gather_labels", "sgd", "adam", "grad_norm", "advance", "pack_weights", "weigh_part", "accumulate", "ema", "xent_total")
-CASES = [case for case in mean_cases() if case.op in COMMON and case.op not in FLOAT32_ONLY]
+CASES = [case for case in mean_cases() if case.op in COMMON and str(case.op) not in FLOAT32_ONLY]
 OPS = sorted({case.op for case in CASES})
 
 
 def test_the_cases_cover_the_ops_that_touch_activations():
-    assert set(OPS) | {"convert", *FLOAT32_ONLY} == set(COMMON)
+    assert {*map(str, OPS), "convert", *FLOAT32_ONLY} == set(map(str, COMMON))
 
 
 def cases_of(op):
@@ -40,7 +40,7 @@ def cases_of(op):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_op_is_within_its_bound_and_rounds_what_it_writes(precision, layout, op, device):
     for case in (gradcheck.rounded(case, precision) for case in cases_of(op)):
-        bound = Bound(COMMON[op], op, case.ins, case.outs, device=device, attrs=case.attrs, layout=layout, store=STORE[precision])
+        bound = Bound(COMMON[named(op)], op, case.ins, case.outs, device=device, attrs=case.attrs, layout=layout, store=STORE[precision])
         bound.run()
         for got, wanted, kind in zip(bound.results(), gradcheck.reference(case), bound.call.out_dtypes, strict=True):
             assert gradcheck.relative_error(got, wanted) <= gradcheck.bound(case, precision), case.label
@@ -55,10 +55,10 @@ def test_convert_at_the_doors(precision, shape, device, rng):
     x = rng.standard_normal(shape).astype(np.float32)
     inward, outward = {"source": "NCHW", "target": "NHWC"}, {"source": "NHWC", "target": "NCHW"}
     options = {"device": device, "layout": "NHWC", "store": store}
-    (y,) = run_op(COMMON["convert"], "convert", [x], [(shape, "float32")], attrs=inward, **options)
+    (y,) = run_op(COMMON[named("convert")], "convert", [x], [(shape, "float32")], attrs=inward, **options)
     np.testing.assert_array_equal(encode(y, store), encode(x, store))
     # `run_op` hands convert's input over as it is, so store it in the source layout here; outside stand plain floats in NCHW.
-    bound = Bound(COMMON["convert"], "convert", [to_layout(y, "NHWC").reshape(shape)], [(shape, "float32")], attrs=outward, **options)
+    bound = Bound(COMMON[named("convert")], "convert", [to_layout(y, "NHWC").reshape(shape)], [(shape, "float32")], attrs=outward, **options)
     bound.run()
     assert bound.call.out_dtypes == ("float32",)
     np.testing.assert_array_equal(device.download(bound.call.outs[0]).reshape(shape), y)
@@ -68,7 +68,7 @@ def test_convert_at_the_doors(precision, shape, device, rng):
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["relu_dgrad", "maxpool_dgrad", "gather"])
 def test_bfloat16_kernels_compile_without_spills(op):
-    case = next(c for c in CASES if c.op == op and (len(c.outs[0][0]) < 2 or c.outs[0][0][1] % 4 == 0 or op == "gather"))
-    bound = Bound(COMMON[op], op, case.ins, case.outs, device=gpu_device.Host(), attrs=case.attrs, layout="NHWC", store="bfloat16")
+    case = next(c for c in CASES if c.op == named(op) and (len(c.outs[0][0]) < 2 or c.outs[0][0][1] % 4 == 0 or op == "gather"))
+    bound = Bound(COMMON[named(op)], op, case.ins, case.outs, device=gpu_device.Host(), attrs=case.attrs, layout="NHWC", store="bfloat16")
     for launch in bound.launches:
         assert_lean(launch, "80")

@@ -8,6 +8,7 @@ from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu.device import Host
+from nbcnn.modes import named
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.losses import pairs, softmax_xent
 
@@ -15,10 +16,10 @@ EPS = float(np.finfo(np.float32).eps)
 MSE = pairs.LOSSES["mse"]
 
 IMPLS = {
-    "mse_fprop": (host(MSE.fprop), pairs.OPS["mse_fprop"]),
-    "mse_dgrad": (host(MSE.dgrad), pairs.OPS["mse_dgrad"]),
-    "softmax_xent_fprop": (host(softmax_xent.softmax_xent_fprop), softmax_xent.OPS["softmax_xent_fprop"]),
-    "softmax_xent_dgrad": (host(softmax_xent.softmax_xent_dgrad), softmax_xent.OPS["softmax_xent_dgrad"]),
+    "mse_fprop": (host(MSE.fprop), pairs.OPS[named("mse_fprop")]),
+    "mse_dgrad": (host(MSE.dgrad), pairs.OPS[named("mse_dgrad")]),
+    "softmax_xent_fprop": (host(softmax_xent.softmax_xent_fprop), softmax_xent.OPS[named("softmax_xent_fprop")]),
+    "softmax_xent_dgrad": (host(softmax_xent.softmax_xent_dgrad), softmax_xent.OPS[named("softmax_xent_dgrad")]),
 }
 
 
@@ -99,12 +100,12 @@ def test_mse_of_a_value_that_is_not_finite_is_not_finite(run, rng, bad):
 
 def test_mse_of_one_small_image_is_one_launch():
     image = np.zeros((1, 3, 32, 32), np.float32)
-    assert len(Bound(pairs.OPS["mse_fprop"], "mse_fprop", [image, image], [one_loss()], device=Host()).launches) == 1
+    assert len(Bound(pairs.OPS[named("mse_fprop")], "mse_fprop", [image, image], [one_loss()], device=Host()).launches) == 1
 
 
 def test_mse_of_a_large_batch_repeats_bit_for_bit(gpu, rng):
     y, target = pair(rng, (1024, 3, 32, 32))
-    bound = Bound(pairs.OPS["mse_fprop"], "mse_fprop", [y, target], [one_loss()], device=gpu)
+    bound = Bound(pairs.OPS[named("mse_fprop")], "mse_fprop", [y, target], [one_loss()], device=gpu)
     values = []
     for _ in range(3):
         bound.run()
@@ -219,7 +220,9 @@ def test_logit_that_is_not_finite_makes_the_loss_nan(run, rng, bad):
 
 def test_softmax_of_a_large_batch_repeats_bit_for_bit(gpu, rng):
     logits, labels = batch(rng, 1024, 1000)
-    bound = Bound(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [logits, labels], [(logits.shape, "float32"), one_loss()], device=gpu)
+    bound = Bound(
+        softmax_xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [logits, labels], [(logits.shape, "float32"), one_loss()], device=gpu
+    )
     bound.run()
     p, loss = bound.results()
     bound.run()
@@ -240,13 +243,13 @@ def test_loss_kernels_compile_without_a_stack_frame(arch):
     ten, ten_labels = np.zeros((90, 10), np.float32), np.zeros(90, np.int32)
     pixels, classes = np.zeros((2, 5, 9, 9), np.float32), np.zeros((2, 9, 9), np.int32)
     launches = (
-        launches_of(pairs.OPS["mse_fprop"], "mse_fprop", [image, image], [one_loss()])
-        + launches_of(pairs.OPS["mse_dgrad"], "mse_dgrad", [image, image], [(image.shape, "float32")])
-        + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [image, labels], [(image.shape, "float32"), one_loss()])
-        + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [ten, ten_labels], [(ten.shape, "float32"), one_loss()])
-        + launches_of(softmax_xent.OPS["softmax_xent_dgrad"], "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])
-        + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [pixels, classes], [(pixels.shape, "float32"), one_loss()])
-        + launches_of(softmax_xent.OPS["softmax_xent_dgrad"], "softmax_xent_dgrad", [pixels, classes], [(pixels.shape, "float32")])
+        launches_of(pairs.OPS[named("mse_fprop")], "mse_fprop", [image, image], [one_loss()])
+        + launches_of(pairs.OPS[named("mse_dgrad")], "mse_dgrad", [image, image], [(image.shape, "float32")])
+        + launches_of(softmax_xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [image, labels], [(image.shape, "float32"), one_loss()])
+        + launches_of(softmax_xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [ten, ten_labels], [(ten.shape, "float32"), one_loss()])
+        + launches_of(softmax_xent.OPS[named("softmax_xent_dgrad")], "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])
+        + launches_of(softmax_xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [pixels, classes], [(pixels.shape, "float32"), one_loss()])
+        + launches_of(softmax_xent.OPS[named("softmax_xent_dgrad")], "softmax_xent_dgrad", [pixels, classes], [(pixels.shape, "float32")])
     )
     for launch in launches:
         assert_lean(launch, arch)

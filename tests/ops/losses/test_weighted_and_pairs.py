@@ -9,6 +9,7 @@ import pytest
 
 from nbcnn.check.one_op import run_op
 from nbcnn.gpu.device import Host
+from nbcnn.modes import named
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.losses import pairs, weighted_xent
 from nbcnn.ops.losses.weighted_xent import NOTHING
@@ -67,11 +68,11 @@ def test_large_logits_and_nan(name):
 def test_kernels_match_the_reference(device, rng, name, shape):
     y, target = (each.astype(np.float32) for each in operands(rng, name, shape))
     attrs = pairs.LOSSES[name].parameters
-    (loss,) = run_op(pairs.OPS[f"{name}_fprop"], f"{name}_fprop", [y, target], [((), "float64")], device=device, attrs=attrs)
+    (loss,) = run_op(pairs.OPS[named(f"{name}_fprop")], f"{name}_fprop", [y, target], [((), "float64")], device=device, attrs=attrs)
     exact = mean_of(name, y.astype(np.float64), target.astype(np.float64))
     # A handful of roundings for each positive term; the largest part of a term of the cross-entropy is below 10 and the term above 1e-3 of it.
     assert abs(loss - exact) <= 8 * EPS * exact + EPS
-    (dy,) = run_op(pairs.OPS[f"{name}_dgrad"], f"{name}_dgrad", [y, target], [(shape, "float32")], device=device, attrs=attrs)
+    (dy,) = run_op(pairs.OPS[named(f"{name}_dgrad")], f"{name}_dgrad", [y, target], [(shape, "float32")], device=device, attrs=attrs)
     wanted = np.empty(shape)
     pairs.LOSSES[name].dgrad(y.astype(np.float64), target.astype(np.float64), wanted, **attrs)
     assert np.all(np.abs(dy - wanted) <= 6 * EPS / y.size)
@@ -159,10 +160,10 @@ def test_pixels_are_rows(device, rng, layout):
     labels[0, 1] = 255
     weights = np.array([1, 2, 0.5, 3.5], np.float32)
     ins = [logits, labels, weights]
-    (total,) = run_op(weighted_xent.OPS["xent_total"], "xent_total", ins[1:], [((1,), "float32")], device=device, attrs={"ignore": 255})
+    (total,) = run_op(weighted_xent.OPS[named("xent_total")], "xent_total", ins[1:], [((1,), "float32")], device=device, attrs={"ignore": 255})
     attrs, outs = {"smoothing": 0.1, "ignore": 255, "share": 0.5}, [(shape, "float32"), ((), "float64"), ((), "float64")]
     options = {"attrs": attrs, "device": device, "layout": layout}
-    p, loss, count = run_op(weighted_xent.OPS["weighted_xent_fprop"], "weighted_xent_fprop", [*ins, total], outs, **options)
+    p, loss, count = run_op(weighted_xent.OPS[named("weighted_xent_fprop")], "weighted_xent_fprop", [*ins, total], outs, **options)
     reference = host(weighted_xent.weighted_xent_fprop)
     wide = [each.astype(np.float64) if each.dtype == np.float32 else each for each in (*ins, total)]
     want = run_op(reference, "weighted_xent_fprop", wide, [(shape, "float64"), *outs[1:]], attrs=attrs, device=Host())

@@ -15,7 +15,7 @@ from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
 
 SHAPES = [(2, 4, 3, 5), (4, 3, 2, 2)]
-REFERENCES = batch.REFERENCES | {"batchnorm_fprop": batch.batchnorm_fprop, "batchnorm_grads": batch.batchnorm_grads}
+REFERENCES = batch.REFERENCES | {named("batchnorm_fprop"): batch.batchnorm_fprop, named("batchnorm_grads"): batch.batchnorm_grads}
 ATTRS = {"eps": 1e-5, "momentum": 0.1}
 
 
@@ -29,7 +29,7 @@ def forward(form, x, weight, bias, other):
     c = x.shape[1]
     made = [np.full_like(x, np.nan), *np.full((4, c), np.nan)]
     plus = (other,) if form == "_add_relu" else ()
-    REFERENCES[f"batchnorm{form}_fprop"](x, weight, bias, np.zeros(c), np.ones(c), *plus, *made, **ATTRS)
+    REFERENCES[named(f"batchnorm{form}_fprop")](x, weight, bias, np.zeros(c), np.ones(c), *plus, *made, **ATTRS)
     return made
 
 
@@ -72,7 +72,7 @@ def test_every_gradient_is_the_derivative(form, shape, rng):
         got = [dx, dweight, dbias, dother]
     else:
         got = [np.full_like(x, np.nan), np.full(c, np.nan), np.full(c, np.nan)]
-        REFERENCES[f"batchnorm{form}_grads"](dy, x, weight, bias, mean, rstd, *got)
+        REFERENCES[named(f"batchnorm{form}_grads")](dy, x, weight, bias, mean, rstd, *got)
     for position, gradient in enumerate(got):
         u = rng.standard_normal(points[position].shape)
         ends = [forward(form, *(p + sign * step * u if i == position else p for i, p in enumerate(points)))[0] for sign in (1, -1)]
@@ -146,8 +146,8 @@ def bound(op, kind, layout="NHWC"):
     shapes = [tuple(shape for shape, _ in side) for side in (ins, outs)]
     kinds = [tuple(dtype for _, dtype in side) for side in (ins, outs)]
     call = Call(named(op), *arrays, *shapes, ATTRS, layout, in_dtypes=kinds[0], out_dtypes=kinds[1])
-    scratch = np.zeros(batch.OPS[op].scratch(call), np.uint8)
-    return batch.OPS[op].bind(Call(named(op), *arrays, *shapes, ATTRS, layout, scratch=scratch, in_dtypes=kinds[0], out_dtypes=kinds[1]))
+    scratch = np.zeros(batch.OPS[named(op)].scratch(call), np.uint8)
+    return batch.OPS[named(op)].bind(Call(named(op), *arrays, *shapes, ATTRS, layout, scratch=scratch, in_dtypes=kinds[0], out_dtypes=kinds[1]))
 
 
 FIRST = ("batchnorm_add_relu_grads", "bfloat16")

@@ -85,12 +85,12 @@ def test_every_tile_fits_and_covers_the_batch(shape, kind):
 def test_only_hopper_takes_clusters_and_all_else_stays():
     for row in TENSORCORE.values():
         for op in batch_cluster.OPS:
-            first, *_, last = (impl for _, impl in row.chain(op))
-            assert first is batch_cluster.OPS[op]
+            first, *_, last = (impl for _, impl in row.chain(named(op)))
+            assert first is batch_cluster.OPS[named(op)]
             assert first.lacks(H200) is None
             assert None not in (first.lacks(replace(H200, capability=other)) for other in ((8, 9), (10, 0)))
-            assert last is batch.OPS[op]
-    assert batch_cluster.OPS["batchnorm_grads"] not in [impl for _, impl in MODES["im2col", "fp32"].chain("batchnorm_grads")]
+            assert last is batch.OPS[named(op)]
+    assert batch_cluster.OPS[named("batchnorm_grads")] not in [impl for _, impl in MODES["im2col", "fp32"].chain(named("batchnorm_grads"))]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_only_hopper_takes_clusters_and_all_else_stays():
 def test_refusals_are_in_words(shape, layout, reason):
     kept = [(shape[1],)] * 4
     call = Call(Op("batchnorm", "fprop"), (), (), (shape, *kept), (shape, *kept), layout=layout, in_dtypes=("bfloat16", *["float32"] * 4))
-    found = batch_cluster.OPS["batchnorm_fprop"].supports(call, H200)
+    found = batch_cluster.OPS[named("batchnorm_fprop")].supports(call, H200)
     assert found is None if reason is None else reason in found
 
 
@@ -115,7 +115,7 @@ def test_refusals_are_in_words(shape, layout, reason):
 
 def bound(op, precision, shape, on, more=False, tile=None, impl=None):
     """An op on images of a shape, as the tensorcore row of a precision binds it."""
-    case = next(case for case in batch.cases((shape,)) if case.op == op and (len(case.ins) > 6 or not more))
+    case = next(case for case in batch.cases((shape,)) if case.op == named(op) and (len(case.ins) > 6 or not more))
     return of_case(case, precision, on, tile, impl), case
 
 
@@ -126,7 +126,7 @@ def of_case(case, precision, on, tile=None, impl=None):
 
 
 FIRST = (("batchnorm_relu6_fprop", "bf16", 6), ("batchnorm_add_relu_grads", "bf16", 6))
-REST = [(op, precision, 6) for op in batch_cluster.OPS for precision in TENSORCORE if (op, precision, 6) not in FIRST]
+REST = [(op, precision, 6) for op in map(str, batch_cluster.OPS) for precision in TENSORCORE if (op, precision, 6) not in FIRST]
 
 
 @COMPILES
@@ -140,7 +140,7 @@ def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision, c
         report = compile_launch(launch)
         assert (report.frame_bytes, report.cluster) == (0, cluster)
         assert report.registers <= _REGISTERS[1 if str(op).endswith("_fprop") else 2]
-        (moved,) = batch_cluster.OPS[op].traffic(made.call)
+        (moved,) = batch_cluster.OPS[named(op)].traffic(made.call)
         assert moved.read == moved.distinct
 
 

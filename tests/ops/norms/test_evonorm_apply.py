@@ -26,7 +26,7 @@ LAST = "evonorm_b0_apply_wide_kernel"
 
 
 def case_of(shape, values="normal"):
-    return next(case for case in norm_cases([(shape, 1, values)]) if case.op == "evonorm_b0_fprop")
+    return next(case for case in norm_cases([(shape, 1, values)]) if str(case.op) == "evonorm_b0_fprop")
 
 
 def bound_of(case, device):

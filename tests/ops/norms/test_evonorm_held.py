@@ -26,14 +26,14 @@ from nbcnn.plan.shapes import numel
 
 ROWS = {"NCHW": MODES["naive", "fp32"], "NHWC": MODES["im2col", "fp32"]}
 OPS = ("evonorm_s0_fprop", "evonorm_s0_grads", "evonorm_b0_fprop", "evonorm_b0_infer", "evonorm_b0_grads")
-SMALL = {case.op: case for case in norm_cases((((2, 4, 3, 4), 2, "normal"),))}
-ONE = {case.op: case for case in norm_cases((((1, 8, 2, 4), 4, "offset 2000"),))}
+SMALL = {str(case.op): case for case in norm_cases((((2, 4, 3, 4), 2, "normal"),))}
+ONE = {str(case.op): case for case in norm_cases((((1, 8, 2, 4), 4, "offset 2000"),))}
 SMALL_GPU = Target((9, 0), 2, simulated=gpu_device.SIMULATOR)
 
 
 def bare(op: str, shape: tuple[int, ...], layout: str, groups: int, kind: str = "float32") -> Call:
     """The op's call without arrays, for images of `shape`."""
-    small = next(case for case in norm_cases((((1, *shape[1:2], 2, 2), groups, "normal"),)) if case.op == op)
+    small = next(case for case in norm_cases((((1, *shape[1:2], 2, 2), groups, "normal"),)) if case.op == named(op))
 
     def grown(of: tuple[int, ...]) -> tuple[int, ...]:
         return shape if len(of) == 4 else of if of == (shape[1],) else (of[0] * shape[0],)
@@ -90,7 +90,7 @@ def test_what_cannot_be_held_is_not():
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("op", OPS)
 def test_held_kernels_against_the_reference(op, layout, device):
-    row, case, impl = ROWS[layout], SMALL[op], COMMON[op]
+    row, case, impl = ROWS[layout], SMALL[op], COMMON[named(op)]
     tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), SMALL_GPU) if not held.together)
     error = gradcheck.parity(row, impl, case, device, tile)
     assert error <= gradcheck.bound(case), error
@@ -100,7 +100,7 @@ def test_held_kernels_against_the_reference(op, layout, device):
 @pytest.mark.parametrize("values", ["normal", "constant planes", "offset 2000"])
 @pytest.mark.parametrize("apart", [False, True], ids=["in the pass", "in a launch of its own"])
 def test_the_batch_behind_planes(layout, values, apart, device, monkeypatch):
-    (case,) = (case for case in norm_cases((((3, 8, 2, 4), 4, values),)) if case.op == "evonorm_b0_fprop")
+    (case,) = (case for case in norm_cases((((3, 8, 2, 4), 4, values),)) if str(case.op) == "evonorm_b0_fprop")
     impl, row = COMMON[case.op], ROWS[layout]
     held = next(held for held in impl.candidates(bare(case.op, (3, 8, 2, 4), layout, 4), SMALL_GPU) if not held.together)
     monkeypatch.setattr(b0_batch, "LAUNCH_BYTES", 0 if apart else b0_batch.LAUNCH_BYTES)
@@ -126,7 +126,7 @@ def test_blocks_make_the_batch_where_that_reads_less_than_a_launch_takes():
     ids=["a batch in a block", "and its gradient", "an image"],
 )
 def test_one_launch_against_the_reference(op, layout, cases, held, device):
-    error = gradcheck.parity(ROWS[layout], COMMON[op], cases[op], device, held)
+    error = gradcheck.parity(ROWS[layout], COMMON[named(op)], cases[op], device, held)
     assert error <= gradcheck.bound(cases[op]), error
 
 
@@ -154,7 +154,7 @@ def diverged(case, plane=(1, 2)):
     image[n, c, 1, 2] = np.nan
     for at in STATISTICS.get(case.op, ()):
         ins[at][n * image.shape[1] + c if ins[at].size == image.shape[0] * image.shape[1] else c] = np.nan
-    if case.op == "evonorm_b0_together":
+    if str(case.op) == "evonorm_b0_together":
         ins[6].reshape(3, 4, -1)[1, 2:, c] = np.nan
     return replace(case, ins=tuple(ins))
 
@@ -171,7 +171,7 @@ def assert_nan_where_the_reference_has_it(impl, case, device, layout, tile=None)
 @pytest.mark.parametrize("op", [op for op in SMALL if "b0" in str(op)])
 def test_nan_reaches_what_its_statistics_make(op, layout, device):
     """With the kernels that hold no slab."""
-    impl, case = replace(COMMON[op], tile=lambda call, target: None), diverged(SMALL[op])
+    impl, case = replace(COMMON[named(op)], tile=lambda call, target: None), diverged(SMALL[op])
     assert np.isnan(gradcheck.reference(case)[0]).sum() == TOUCHED[op]
     assert_nan_where_the_reference_has_it(impl, case, device, layout)
 
@@ -179,21 +179,21 @@ def test_nan_reaches_what_its_statistics_make(op, layout, device):
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("op", [op for op in OPS if "b0" in str(op)])
 def test_nan_reaches_what_its_statistics_make_in_held_slabs(op, layout, device):
-    impl = COMMON[op]
+    impl = COMMON[named(op)]
     tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), SMALL_GPU) if not held.together)
     assert_nan_where_the_reference_has_it(impl, diverged(SMALL[op]), device, layout, tile)
 
 
 @pytest.mark.parametrize("op", ["evonorm_b0_fprop", "evonorm_b0_grads"])
 def test_nan_reaches_what_its_statistics_make_in_one_launch(op, device):
-    assert_nan_where_the_reference_has_it(COMMON[op], diverged(SMALL[op]), device, "NCHW", Held(1, 2, 64, 1, 1, 16, 1))
+    assert_nan_where_the_reference_has_it(COMMON[named(op)], diverged(SMALL[op]), device, "NCHW", Held(1, 2, 64, 1, 1, 16, 1))
 
 
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("at", [3, 4], ids=["v", "running"])
 def test_nan_of_a_parameter_reaches_its_channel(at, held, layout, device):
-    case, impl = SMALL["evonorm_b0_infer"], COMMON["evonorm_b0_infer"]
+    case, impl = SMALL["evonorm_b0_infer"], COMMON[named("evonorm_b0_infer")]
     case = replace(case, ins=tuple(np.where(np.arange(4) == 1, np.nan, a).astype(np.float32) if i == at else a for i, a in enumerate(case.ins)))
     tile = impl.candidates(bare(case.op, (2, 4, 3, 4), layout, 2), SMALL_GPU)[-1]
     assert not tile.together
@@ -205,7 +205,7 @@ def test_nan_of_a_parameter_reaches_its_channel(at, held, layout, device):
     ("layout", "shape", "groups", "held"), [("NHWC", (1, 8, 2, 4), 1, Held(8, 1, 32, 2, 1, 16)), ("NCHW", (1, 3, 2, 4), 3, Held(1, 1, 32, 1, 1, 16))]
 )
 def test_one_warp_may_have_the_only_group(layout, shape, groups, held, device):
-    case = next(case for case in norm_cases(((shape, groups, "normal"),)) if case.op == "evonorm_s0_fprop")
+    case = next(case for case in norm_cases(((shape, groups, "normal"),)) if str(case.op) == "evonorm_s0_fprop")
     error = gradcheck.parity(ROWS[layout], COMMON[case.op], case, device, held)
     assert error <= gradcheck.bound(case), error
 
@@ -214,8 +214,8 @@ def test_one_warp_may_have_the_only_group(layout, shape, groups, held, device):
 @pytest.mark.parametrize("batch", [16, 32, 64])
 @pytest.mark.parametrize("op", OPS)
 def test_held_kernels_at_real_sizes(op, batch, layout, gpu):
-    (case,) = (case for case in norm_cases((((batch, 64, 28, 28), 32, "normal"),)) if case.op == op)
-    assert gradcheck.parity(ROWS[layout], COMMON[op], case, gpu) <= gradcheck.bound(case)
+    (case,) = (case for case in norm_cases((((batch, 64, 28, 28), 32, "normal"),)) if case.op == named(op))
+    assert gradcheck.parity(ROWS[layout], COMMON[named(op)], case, gpu) <= gradcheck.bound(case)
 
 
 def real_launches():
@@ -224,7 +224,7 @@ def real_launches():
     for layout in ("NCHW", "NHWC"):
         for op in OPS:
             call = bare(op, (64, 64, 28, 28), layout, 32)
-            for launch in bound(replace(call, tile=COMMON[op].tile(call, replace(H200, simulated=gpu_device.SIMULATOR)))):
+            for launch in bound(replace(call, tile=COMMON[named(op)].tile(call, replace(H200, simulated=gpu_device.SIMULATOR)))):
                 made.setdefault(id(launch.kernel), (layout, launch))
     return list(made.values())
 
@@ -242,7 +242,7 @@ def test_held_kernels_compile_without_spills(layout, launch):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("held", [False, True])
 def test_counts_are_those_of_the_kernels(op, held, device, monkeypatch):
-    case, impl = SMALL[op], COMMON[op]
+    case, impl = SMALL[op], COMMON[named(op)]
     tile = impl.candidates(bare(op, (2, 4, 3, 4), "NCHW", 2), SMALL_GPU)[0] if held else None
     made = Bound(impl, op, case.ins, case.outs, device=device, attrs=case.attrs, layout="NCHW", tile=tile)
     expected = impl.traffic(replace(made.call, ins=(), outs=(), packed=None, scratch=None))

@@ -7,7 +7,7 @@ import pytest
 
 from nbcnn.check.gradcheck import relative_error
 from nbcnn.check.one_op import run_op
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, named
 from nbcnn.ops.norms import group, layer
 from nbcnn.plan.bounds import parity_bound
 
@@ -78,10 +78,12 @@ def test_kernels_without_parameters_are_right(key, device, rng):
     exact, kept = group_norm(x.astype(np.float64), None, None, 3)
     image, statistic = (shape, "float32"), ((6,), "float32")
     options = {"device": device, "layout": row.layout}
-    made = run_op(group.OPS["groupnorm_fprop"], "groupnorm_fprop", (x,), (image, statistic, statistic), attrs={"groups": 3, "eps": 1e-5}, **options)
+    made = run_op(
+        group.OPS[named("groupnorm_fprop")], "groupnorm_fprop", (x,), (image, statistic, statistic), attrs={"groups": 3, "eps": 1e-5}, **options
+    )
     for got, wanted in zip(made, (exact, *kept), strict=True):
         assert relative_error(got, wanted) <= parity_bound(15, "fp32")
-    (dx,) = run_op(group.OPS["groupnorm_grads"], "groupnorm_grads", (dy, x, *made[1:]), (image,), attrs={"groups": 3}, **options)
+    (dx,) = run_op(group.OPS[named("groupnorm_grads")], "groupnorm_grads", (dy, x, *made[1:]), (image,), attrs={"groups": 3}, **options)
     wanted = np.empty_like(exact)
     group.groupnorm_grads(dy.astype(np.float64), x.astype(np.float64), *kept, wanted, groups=3)
     assert relative_error(dx, wanted) <= parity_bound(15, "fp32")

@@ -30,7 +30,7 @@ from nbcnn.ops.series.dwconv1d.whole import Whole
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
-KERNELS = [(variant, op) for variant, ops in VARIANTS.items() for op in ops]
+KERNELS = [(variant, op) for variant, ops in VARIANTS.items() for op in map(str, ops)]
 PASSES = ("dwconv1d_fprop", "dwconv1d_dgrad", "dwconv1d_wgrad")
 PADDINGS = ["causal", "same"]
 SHAPES = [(2, 3, 5, 9), (1, 4, 24, 5)] if gpu_device.SIMULATOR else [*MEAN_SERIES, (2, 1, 48, 48), (1, 1, 150, 7), *REAL_SERIES]
@@ -95,14 +95,14 @@ def test_the_correlation_form_is_the_same_sum(case):
 def chosen(op, shape):
     """The cases of an op; in the simulator, where a thread is a Python thread, those with a skip, which differ from the others in one tap."""
     cases = [*series_cases(*shape), *series_backward_cases(*shape)]
-    return [case for case in cases if case.op == op and (not gpu_device.SIMULATOR or "skip" in case.label)]
+    return [case for case in cases if case.op == named(op) and (not gpu_device.SIMULATOR or "skip" in case.label)]
 
 
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernels_are_within_their_bounds(variant, op, shape, device):
     for case in chosen(op, shape):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS[variant][op], case, device) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS[variant][named(op)], case, device) <= gradcheck.bound(case), case.label
 
 
 # Tiles of one series in neighbouring rows; more parts than there is work for; strips of several tiles.
@@ -112,7 +112,7 @@ TILES = [("dwconv1d_fprop", Sliding(1, 4)), ("dwconv1d_bwd", Sliding(2, 2, 3)), 
 @pytest.mark.parametrize(("op", "tile"), TILES)
 def test_other_tiles_of_the_best_variant(op, tile, device):
     for case in chosen(op, (9, 1, 52, 7)):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, device, tile) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][named(op)], case, device, tile) <= gradcheck.bound(case), case.label
 
 
 # Two groups of results and a tap too few for its quad; more taps than elements; a strip of two iterations; more parts than there are series.
@@ -125,7 +125,7 @@ if not gpu_device.SIMULATOR:
 @pytest.mark.parametrize(("shape", "tile"), WHOLE, ids=str)
 def test_series_that_lie_whole_in_registers(op, shape, tile, device):
     for case in chosen(op, shape):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, device, tile) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][named(op)], case, device, tile) <= gradcheck.bound(case), case.label
 
 
 # What TMA moves: channels that leave lanes idle; strips of several boxes a warp; more parts than there is work; several warps' worth of a series;
@@ -140,7 +140,7 @@ def test_series_that_tma_moves(op, shape, tile, gpu):
     if not gpu.target.tma:
         pytest.skip("no TMA here")
     for case in chosen(op, shape):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, gpu, tile) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][named(op)], case, gpu, tile) <= gradcheck.bound(case), case.label
 
 
 KINDS = [
@@ -207,20 +207,20 @@ def test_parts_keep_every_multiprocessor_busy_and_leave_no_series_out():
 @pytest.mark.parametrize("op", ["dwconv1d_fprop", "dwconv1d_wgrad"])
 def test_more_taps_than_are_staged_at_once(op, device):
     for case in chosen(op, (1, 1, 20, 150)):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, device) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][named(op)], case, device) <= gradcheck.bound(case), case.label
 
 
 def test_the_fused_backward_knows_its_limit():
     assert fuse_series.FUSED_TAPS == best_backward.FUSED_TAPS
     series, filters = (2, 3, 200), (3, 97)
     call = Call(Op("dwconv1d", "bwd"), (), (), (series, series, filters), (series, filters), {"padding": "causal"})
-    assert "97 taps" in VARIANTS["best"]["dwconv1d_bwd"].supports(call, H200)
+    assert "97 taps" in VARIANTS["best"][named("dwconv1d_bwd")].supports(call, H200)
 
 
 @pytest.mark.parametrize(("variant", "op"), [(v, op) for v, op in KERNELS if op != "dwconv1d_fprop"])
 def test_gradients_repeat_bit_for_bit(variant, op, gpu):
     case = chosen(op, (37, 8, 48, 48))[-1]
-    first, second = (run_op(VARIANTS[variant][op], op, case.ins, case.outs, attrs=case.attrs, device=gpu) for _ in range(2))
+    first, second = (run_op(VARIANTS[variant][named(op)], op, case.ins, case.outs, attrs=case.attrs, device=gpu) for _ in range(2))
     assert all((one == other).all() for one, other in zip(first, second, strict=True))
 
 
@@ -229,7 +229,7 @@ def test_gradients_repeat_bit_for_bit(variant, op, gpu):
 def test_kernels_of_stored_series(variant, op, kind, device):
     precision = {"tfloat32": "tf32", "bfloat16": "bf16"}[kind]
     for case in chosen(op, (2, 2, 12, 5))[-1:]:
-        error = gradcheck.parity(MODES["tensorcore", precision], VARIANTS[variant][op], case, device)
+        error = gradcheck.parity(MODES["tensorcore", precision], VARIANTS[variant][named(op)], case, device)
         assert error <= gradcheck.bound(case, precision), case.label
 
 
@@ -251,7 +251,7 @@ def test_products_are_counted_one_by_one(shape, padding):
 def test_counts_are_those_of_the_kernels(variant, op, shape, device, monkeypatch):
     if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
-    impl = VARIANTS[variant][op]
+    impl = VARIANTS[variant][named(op)]
     tiles = [None, Whole(1)] if variant == "best" and shape[2] % 4 == 0 else [None]
     for case, tile in ((case, tile) for case in chosen(op, shape) for tile in tiles):
         bound = Bound(impl, op, case.ins, case.outs, device=device, attrs=case.attrs, tile=tile)
@@ -272,7 +272,7 @@ def stand_in(op, variant, shape, padding, skip, kind="float32", target=H200):
     }.get(op, ([series, filters, *[one] * skip], [series]))
     arrays = [tuple(np.zeros(numel(s), "uint16" if k == "bfloat16" else k) for s, k in side) for side in (ins, outs)]
     shapes, dtypes = [tuple(s for s, _ in side) for side in (ins, outs)], [tuple(k for _, k in side) for side in (ins, outs)]
-    impl = VARIANTS[variant][op]
+    impl = VARIANTS[variant][named(op)]
     call = Call(named(op), (), (), *shapes, {"padding": padding}, in_dtypes=dtypes[0], out_dtypes=dtypes[1])
     call = Call(**(vars(call) | {"tile": impl.tile(call, target)}))
     nbytes = impl.scratch(call)

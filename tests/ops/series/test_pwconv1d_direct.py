@@ -22,7 +22,7 @@ from nbcnn.plan.op import Op
 
 TINY, GATES = Tile(16, 32, 8, 4, 4), Tile(32, 32, 8, 8, 4)
 """One warp a block: what the simulator can run in a second."""
-GATED = PWCONV1D_GATED["pwconv1d_glu_fprop"]
+GATED = PWCONV1D_GATED[named("pwconv1d_glu_fprop")]
 MEAN = {"a series of two tiles": (2, 8, 16, 4), "odd channels": (3, 5, 16, 19)}
 REAL = {"S4ConvD": (37, 128, 48, 256), "its first layer": (37, 4, 48, 128), "odd": (5, 37, 80, 131), "long": (2, 24, 4096, 40)}
 
@@ -56,10 +56,10 @@ def test_gates_in_the_epilogue(device):
 def test_counts_are_those_of_the_kernels(op, device, monkeypatch):
     if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
-    case = next(case for case in pointwise_cases(3, 5, 16, 7) if case.op == op)
+    case = next(case for case in pointwise_cases(3, 5, 16, 7) if case.op == named(op))
     tile = replace(TINY, split=2 if str(op).endswith("wgrad") else 1)
-    bound = Bound(OPS[op], op, case.ins, case.outs, device=device, attrs=case.attrs, tile=tile)
-    for launch, count in zip(bound.launches, OPS[op].traffic(bound.call), strict=True):
+    bound = Bound(OPS[named(op)], op, case.ins, case.outs, device=device, attrs=case.attrs, tile=tile)
+    for launch, count in zip(bound.launches, OPS[named(op)].traffic(bound.call), strict=True):
         with monkeypatch.context() as patch:
             assert counted(launch, patch) == count, launch.name
 
@@ -77,7 +77,7 @@ def test_gates_are_counted(device, monkeypatch):
 
 def test_what_is_no_whole_load_goes_elsewhere():
     def said(op, length):
-        return OPS[op].supports(Call(named(op), (), (), ((2, 8, length), (4, 8)), ((2, 4, length),)), H200)
+        return OPS[named(op)].supports(Call(named(op), (), (), ((2, 8, length), (4, 8)), ((2, 4, length),)), H200)
 
     assert said("pwconv1d_fprop", 48) is said("pwconv1d_wgrad", 48) is said("pwconv1d_dgrad", 20) is None
     assert "multiple of 16" in said("pwconv1d_wgrad", 20)

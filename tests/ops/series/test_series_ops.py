@@ -49,8 +49,8 @@ def gelu_of(run, x, request):
     one = np.ones_like(x)
     if run == "kernel":
         device, out = request.getfixturevalue("device"), [(x.shape, "float32")]
-        fprop = run_op(COMMON["gelu_fprop"], "gelu_fprop", [x], out, device=device)
-        return *fprop, *run_op(COMMON["gelu_dgrad"], "gelu_dgrad", [one, x], out, device=device)
+        fprop = run_op(COMMON[named("gelu_fprop")], "gelu_fprop", [x], out, device=device)
+        return *fprop, *run_op(COMMON[named("gelu_dgrad")], "gelu_dgrad", [one, x], out, device=device)
     y, dx = np.empty_like(x), np.empty_like(x)
     gelu.gelu_fprop(x, y)
     gelu.gelu_dgrad(one, x, dx)
@@ -115,15 +115,15 @@ def test_rmsle_of_a_perfect_prediction_has_no_gradient():
     y = np.array([[1.0], [2.0]], np.float32)
     case = [y, 2 * y]
     row = MODES["cpu", "fp32"]
-    (loss,) = run_op(next(row.chain("rmsle_fprop"))[1], "rmsle_fprop", case, [((), "float64")], device=Host(), attrs={"unit": 2.0})
-    (dy,) = run_op(next(row.chain("rmsle_dgrad"))[1], "rmsle_dgrad", [*case, loss], [(y.shape, "float32")], device=Host(), attrs={"unit": 2.0})
+    (loss,) = run_op(next(row.chain(named("rmsle_fprop")))[1], "rmsle_fprop", case, [((), "float64")], device=Host(), attrs={"unit": 2.0})
+    (dy,) = run_op(next(row.chain(named("rmsle_dgrad")))[1], "rmsle_dgrad", [*case, loss], [(y.shape, "float32")], device=Host(), attrs={"unit": 2.0})
     assert loss == 0
     np.testing.assert_array_equal(dy, np.zeros_like(y))
 
 
 def test_a_prediction_that_is_nan_makes_the_loss_nan(device):
     y, target = np.array([[1.0], [np.nan]], np.float32), np.ones((2, 1), np.float32)
-    (loss,) = run_op(rmsle.OPS["rmsle_fprop"], "rmsle_fprop", [y, target], [((), "float64")], device=device, attrs={"unit": 1.0})
+    (loss,) = run_op(rmsle.OPS[named("rmsle_fprop")], "rmsle_fprop", [y, target], [((), "float64")], device=device, attrs={"unit": 1.0})
     assert np.isnan(loss)
 
 
@@ -163,11 +163,11 @@ def test_large_angles_keep_their_digits(device, rng):
     params = [p.astype(np.float32) for p in (*params, *rng.standard_normal((2, 1, states)))]
     want, dk = np.empty((1, 48)), rng.standard_normal((1, 48)).astype(np.float32)
     s4kernel.s4kernel_fprop(*params, want)
-    (k,) = run_op(s4kernel.OPS["s4kernel_fprop"], "s4kernel_fprop", params, [((1, 48), "float32")], device=device)
+    (k,) = run_op(s4kernel.OPS[named("s4kernel_fprop")], "s4kernel_fprop", params, [((1, 48), "float32")], device=device)
     assert gradcheck.relative_error(k, want) <= 2**-23
     wants = [np.empty(p.shape) for p in params]
     s4kernel.s4kernel_dgrad(dk, *params, *wants)
-    got = run_op(s4kernel.OPS["s4kernel_dgrad"], "s4kernel_dgrad", [dk, *params], [(p.shape, "float32") for p in params], device=device)
+    got = run_op(s4kernel.OPS[named("s4kernel_dgrad")], "s4kernel_dgrad", [dk, *params], [(p.shape, "float32") for p in params], device=device)
     assert max(map(gradcheck.relative_error, got, wants)) <= 2**-23
 
 
@@ -177,8 +177,8 @@ def test_large_angles_keep_their_digits(device, rng):
 def test_counts_are_those_of_the_kernels(op, device, monkeypatch):
     if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
-    impl = next(impl for _, impl in MODES["naive", "fp32"].chain(op))
-    case = [case for case in CASES if case.op == op][1]
+    impl = next(impl for _, impl in MODES["naive", "fp32"].chain(named(op)))
+    case = [case for case in CASES if case.op == named(op)][1]
     bound = Bound(impl, op, case.ins, case.outs, device=device, attrs=case.attrs)
     for launch, count in zip(bound.launches, impl.traffic(bound.call), strict=True):
         with monkeypatch.context() as patch:
@@ -187,14 +187,14 @@ def test_counts_are_those_of_the_kernels(op, device, monkeypatch):
 
 def test_a_window_counts_its_rows_and_its_target():
     shapes = ((600,), (200,), (50,), (50,), (8,)), ((7, 3, 48), (7,))
-    (moved,) = gather_windows.OPS["gather_windows"].traffic(Call(Op("gather_windows"), (), (), *shapes))
+    (moved,) = gather_windows.OPS[named("gather_windows")].traffic(Call(Op("gather_windows"), (), (), *shapes))
     assert (moved.read, moved.write) == (4 * (7 * 3 * 48 + 7), 4 * (7 * 3 * 48 + 7))
 
 
 @pytest.mark.parametrize(("path", "shapes"), [("fprop", (((5, 8, 16), (12, 8)), ((5, 12, 16),))), ("wgrad", (((5, 8, 16), (5, 12, 16)), ((12, 8),)))])
 def test_a_transposed_convolution_counts_its_transposes(path, shapes):
     call, op = Call(named(f"pwconv1d_{path}"), (), (), *shapes), f"conv_{path}"
-    impl, engine = pwconv1d.transposed(im2col.OPS)[call.op], im2col.OPS[op]
+    impl, engine = pwconv1d.transposed(im2col.OPS)[call.op], im2col.OPS[named(op)]
     call = replace(call, tile=impl.tile(call, H200))
     made, bare = impl.traffic(call), engine.traffic(pwconv1d.as_convolution(call, "NHWC"))
     assert len(made) == len(bare) + 2
@@ -205,16 +205,16 @@ def test_a_transposed_convolution_counts_its_transposes(path, shapes):
 
 def test_scratch_of_a_transposed_convolution_holds_both_series_aligned():
     call = Call(Op("pwconv1d", "fprop"), (), (), ((2, 3, 5), (7, 3)), ((2, 7, 5),))
-    impl = pwconv1d.transposed(im2col.OPS)["pwconv1d_fprop"]
+    impl = pwconv1d.transposed(im2col.OPS)[named("pwconv1d_fprop")]
     places = pwconv1d._places(call)
     assert [(side, operand, first) for side, operand, first, _ in places] == [("in", 0, 0), ("out", 0, 256), ("", 0, 768)]
     call = replace(call, tile=impl.tile(call, H200))
-    assert impl.scratch(call) == 768 + im2col.OPS["conv_fprop"].scratch(pwconv1d.as_convolution(call, "NHWC"))
+    assert impl.scratch(call) == 768 + im2col.OPS[named("conv_fprop")].scratch(pwconv1d.as_convolution(call, "NHWC"))
 
 
 def _launches(op, impl, kind="float32"):
     """The launches of the first case of `op`, bound to empty NumPy arrays."""
-    case = next(c for c in CASES if c.op == op)
+    case = next(c for c in CASES if c.op == named(op))
     shapes = [tuple(a.shape for a in case.ins), tuple(shape for shape, _ in case.outs)]
     ins = tuple(np.empty(a.size, a.dtype) for a in case.ins)
     outs = tuple(np.empty(max(1, math.prod(shape)), dtype) for shape, dtype in case.outs)
@@ -229,13 +229,15 @@ LEAN = [f"{name}_{path}" for name in ("glu", "last", "rmsle") for path in ("fpro
 @on_every_arch
 @pytest.mark.parametrize("op", LEAN)
 def test_kernels_are_lean(op, arch):
-    for launch in _launches(op, COMMON[op]):
+    for launch in _launches(op, COMMON[named(op)]):
         assert_lean(launch, arch)
 
 
 @pytest.mark.sampled
 @on_every_arch
-@pytest.mark.parametrize(("op", "impl"), [("s4kernel_fprop", s4kernel.OPS["s4kernel_fprop"]), ("s4kernel_dgrad", s4kernel.OPS["s4kernel_dgrad"])])
+@pytest.mark.parametrize(
+    ("op", "impl"), [("s4kernel_fprop", s4kernel.OPS[named("s4kernel_fprop")]), ("s4kernel_dgrad", s4kernel.OPS[named("s4kernel_dgrad")])]
+)
 def test_the_state_space_kernels_compile(op, impl, arch):
     for launch in _launches(op, impl):
         report = compile_launch(launch, arch)

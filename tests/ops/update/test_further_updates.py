@@ -9,6 +9,7 @@ import pytest
 
 from nbcnn.check.one_op import run_op
 from nbcnn.gpu.device import Host
+from nbcnn.modes import named
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.update import accumulate, adam, ema, sgd
 from nbcnn.ops.update.advance import STEP
@@ -75,7 +76,7 @@ def test_the_kernels_of_the_new_forms_match_the_references(device, rng, op):
     ins = [each.astype(np.float32) if each.dtype == np.float64 else each for each in ins]
     attrs |= {"weight_decay": 0.1, "decayed": 6, "clip_value": 0.5}
     outs = [0, *range(2, 2 + moments), 3 + moments]
-    got = run_op(module.OPS[op], op, ins, outs, device=device, attrs=attrs)
+    got = run_op(module.OPS[named(op)], op, ins, outs, device=device, attrs=attrs)
     want = run_op(host(getattr(module, str(op))), op, ins, outs, device=Host(), attrs=attrs)
     for one, other in zip(got, want, strict=True):
         # At most ten roundings, each of a number below 8.
@@ -91,9 +92,9 @@ def test_parts_of_a_batch_add_up(device, rng, count):
         first, last = number == 0, number == 2
         attrs = {"images": examples, "examples": examples, "first": first, "share": 1.0, "root": False}
         ins = [np.array(losses[number]), counted]
-        counted, loss, counts_of = run_op(accumulate.OPS["weigh_part"], "weigh_part", ins, [1, scalar, scalar], device=device, attrs=attrs)
+        counted, loss, counts_of = run_op(accumulate.OPS[named("weigh_part")], "weigh_part", ins, [1, scalar, scalar], device=device, attrs=attrs)
         attrs = {"first": first, "last": last}
-        (made,) = run_op(accumulate.OPS["accumulate"], "accumulate", [g, total, counted], [0 if last else 1], device=device, attrs=attrs)
+        (made,) = run_op(accumulate.OPS[named("accumulate")], "accumulate", [g, total, counted], [0 if last else 1], device=device, attrs=attrs)
         total = total if last else made
     # A product and a sum a part and a product at the end, of numbers below 4 · 8 · 3, a tenth of them at last.
     np.testing.assert_allclose(made, np.average(np.float64(parts), axis=0, weights=counts), atol=7 * 10 * EPS)
@@ -109,8 +110,8 @@ def test_the_kernel_that_weighs_parts_matches_the_reference(device, case, first)
     ins = [np.array({"nan": np.nan, "root of 0": 0.0}.get(case, 0.7)), before, *given]
     attrs = {"images": 3, "examples": 6, "first": first, "share": 1.0 if "root" in case else 0.5, "root": "root" in case}
     scalar = ((), "float64")
-    got = run_op(accumulate.OPS["weigh_part"], "weigh_part", ins, [1, scalar, scalar], device=device, attrs=attrs)
-    want = run_op(accumulate.HOST["weigh_part"], "weigh_part", ins, [1, scalar, scalar], device=Host(), attrs=attrs)
+    got = run_op(accumulate.OPS[named("weigh_part")], "weigh_part", ins, [1, scalar, scalar], device=device, attrs=attrs)
+    want = run_op(accumulate.HOST[named("weigh_part")], "weigh_part", ins, [1, scalar, scalar], device=Host(), attrs=attrs)
     for one, other in zip(got, want, strict=True):
         # A handful of roundings of float64.
         np.testing.assert_allclose(one, other, rtol=8 * 2**-53)
@@ -125,7 +126,7 @@ def test_the_average_follows_its_recurrence(device, rng, decay):
     average, want = np.ones(7, np.float32), np.ones(7)
     for step in range(4):
         w = rng.standard_normal(7).astype(np.float32)
-        (average,) = run_op(ema.OPS["ema"], "ema", [average, w, state_at(step)], [0], device=device, attrs={"decay": decay})
+        (average,) = run_op(ema.OPS[named("ema")], "ema", [average, w, state_at(step)], [0], device=device, attrs={"decay": decay})
         share = 1 - min(decay, (2 + step) / (11 + step))
         want += share * (w - want)
     # Three roundings a step of numbers below 8.

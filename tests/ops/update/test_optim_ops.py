@@ -10,6 +10,7 @@ from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu.device import Host
+from nbcnn.modes import named
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.update import adam, advance, grad_norm, pack_weights, rule, sgd
 from nbcnn.ops.update.advance import COUNT, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, STEP
@@ -17,11 +18,11 @@ from nbcnn.ops.update.advance import COUNT, LAST_LOSS, LOSS_SUM, NONFINITE, POSI
 EPS = float(np.finfo(np.float32).eps)
 
 IMPLS = {
-    "sgd": (host(sgd.sgd), sgd.OPS["sgd"]),
-    "adam": (host(adam.adam), adam.OPS["adam"]),
-    "grad_norm": (host(grad_norm.grad_norm), grad_norm.OPS["grad_norm"]),
-    "pack_weights": (host(pack_weights.pack_weights), pack_weights.OPS["pack_weights"]),
-    "advance": (host(advance.advance), advance.OPS["advance"]),
+    "sgd": (host(sgd.sgd), sgd.OPS[named("sgd")]),
+    "adam": (host(adam.adam), adam.OPS[named("adam")]),
+    "grad_norm": (host(grad_norm.grad_norm), grad_norm.OPS[named("grad_norm")]),
+    "pack_weights": (host(pack_weights.pack_weights), pack_weights.OPS[named("pack_weights")]),
+    "advance": (host(advance.advance), advance.OPS[named("advance")]),
 }
 MOMENTS = {"sgd": 1, "adam": 2}
 
@@ -250,7 +251,7 @@ def test_grad_norm_of_a_nan_is_nan(bind):
 
 
 def test_grad_norm_repeats_bit_for_bit(gpu, rng):
-    bound = Bound(grad_norm.OPS["grad_norm"], "grad_norm", [rng.standard_normal(751_875).astype(np.float32)], [((), "float64")], device=gpu)
+    bound = Bound(grad_norm.OPS[named("grad_norm")], "grad_norm", [rng.standard_normal(751_875).astype(np.float32)], [((), "float64")], device=gpu)
     values = set()
     for _ in range(3):
         bound.run()
@@ -305,13 +306,13 @@ def test_optimizer_kernels_compile_without_a_stack_frame(rng, arch):
     lr, state, norm = np.ones(3, np.float32), step_state(), np.array(1.0)
     clip = {"clip_norm": 1.0}
     cases = [
-        (sgd.OPS["sgd"], "sgd", [w, g, w, lr, state], [0, 2, 4], {}),
-        (sgd.OPS["sgd"], "sgd", [w, g, w, lr, state, norm], [0, 2, 4], clip),
-        (adam.OPS["adam"], "adam", [w, g, w, w, lr, state], [0, 2, 3, 5], {}),
-        (adam.OPS["adam"], "adam", [w, g, w, w, lr, state, norm], [0, 2, 3, 5], clip),
-        (grad_norm.OPS["grad_norm"], "grad_norm", [g], [((), "float64")], {}),
-        (pack_weights.OPS["pack_weights"], "pack_weights", [w, np.zeros(5, np.int32)], [((5,), "float32")], {}),
-        (advance.OPS["advance"], "advance", [norm, state, np.zeros(4)], [1, 2], {"count": 1}),
+        (sgd.OPS[named("sgd")], "sgd", [w, g, w, lr, state], [0, 2, 4], {}),
+        (sgd.OPS[named("sgd")], "sgd", [w, g, w, lr, state, norm], [0, 2, 4], clip),
+        (adam.OPS[named("adam")], "adam", [w, g, w, w, lr, state], [0, 2, 3, 5], {}),
+        (adam.OPS[named("adam")], "adam", [w, g, w, w, lr, state, norm], [0, 2, 3, 5], clip),
+        (grad_norm.OPS[named("grad_norm")], "grad_norm", [g], [((), "float64")], {}),
+        (pack_weights.OPS[named("pack_weights")], "pack_weights", [w, np.zeros(5, np.int32)], [((5,), "float32")], {}),
+        (advance.OPS[named("advance")], "advance", [norm, state, np.zeros(4)], [1, 2], {"count": 1}),
     ]
     for impl, op, ins, outs, attrs in cases:
         for launch in Bound(impl, op, ins, outs, device=Host(), attrs=attrs).launches:
