@@ -14,6 +14,7 @@ from collections.abc import Callable
 from nbcnn.cli.process import ENDED, end_soon, unwritten
 from nbcnn.cli.saying import to_stderr
 from nbcnn.files import extras
+from nbcnn.files.quote import words
 from nbcnn.gpu import faults
 from nbcnn.train.interrupt import Unwinding
 
@@ -51,7 +52,7 @@ def message(error: BaseException, without_gpu: str | Callable[[], str] = MODE_CP
         error = faults.explained(error) or error
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").split(".")[0]) in extras.PACKAGES:
         error = extras.PackageMissing(extras.missing(package))
-    code, text = exit_code(error), str(error) or type(error).__name__
+    code, text = exit_code(error), words(error) or type(error).__name__
     if code == NO_GPU or (isinstance(error, extras.PackageMissing) and extras.for_a_gpu(text)):
         return "\n".join(
             (
@@ -61,19 +62,17 @@ def message(error: BaseException, without_gpu: str | Callable[[], str] = MODE_CP
             )
         )
     expected = code != RUNTIME or isinstance(error, OSError) or hasattr(error, "exit_code")
-    if isinstance(error, OSError) and error.strerror and not hasattr(error, "exit_code"):
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return text if expected else f"{type(error).__name__}: {text} (NBCNN_DEBUG=1 shows where)"
 
 
 def guarded(command: Callable[[], int], without_gpu: str | Callable[[], str] = MODE_CPU) -> int:
     """Run `command`; print what it raises as "nbcnn: error: …" on stderr and return the exit code.
 
-    SIGINT and SIGTERM unwind the command, print a line and give 130 and 143. `without_gpu` is what the command can do instead where there is no
-    GPU, or a function that says it. NBCNN_DEBUG=1 prints the traceback first. A script's outputs never fail (`nbcnn.cli.process`), so a broken
-    pipe is one between ranks.
+    SIGINT and SIGTERM unwind the command, print a line and give 130 and 143; at the second the process ends soon, whatever the command catches.
+    `without_gpu` is what the command can do instead where there is no GPU, or a function that says it. NBCNN_DEBUG=1 prints the traceback first. A
+    script's outputs never fail (`nbcnn.cli.process`), so a broken pipe is one between ranks.
     """
-    received = Unwinding()
+    received = Unwinding(lambda number: end_soon(128 + number))
     try:
         with received:
             code = command()

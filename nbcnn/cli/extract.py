@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ def parser() -> Parser:
     """The parser; a flag that is not given parses as None."""
     summary = "Write the encoder's features of a run's own images, training and test, or of other images."
     made = Parser(called("extract"), summary, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN")
-    made.add_argument("run", metavar="RUN", type=paths.recorded(paths.READS_TEXT), help="run folder")
+    made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder")
     group = made.add_argument_group("data")
     flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", OWN_CHECKPOINT)
     flag(group, "--images", IMAGES, "image files or folders of them, with commas between, instead of the data set", "the run's", metavar="PATH")
@@ -200,6 +201,11 @@ def prepared(flags: SimpleNamespace, team: Team, run: RunFolder, config: dict[st
     from nbcnn.datasets import own
 
     train_run.check(run, config, saved.path, saved.metadata)
+    if not paths.is_text(flags.run):
+        raise UsageError(
+            f"{os.fsencode(flags.run)!r} is no UTF-8, as features.json is, which names the run for classify and predict --classifier: "
+            "rename the run, or name a link to it"
+        )
     name, data_dir, limit = config["data"]["name"], flags.data_dir or config["flags"]["data_dir"], flags.limit or config["flags"].get("limit")
 
     def read() -> Any:

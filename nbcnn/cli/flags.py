@@ -55,6 +55,12 @@ class Parser(argparse.ArgumentParser):
         self.check_paths((self, parsed))
         return parsed
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # An empty variable of a shell script: --resume "$RUN" must not begin a new run, nor --at "" take the default.
+        if "" in arg_strings:
+            raise argparse.ArgumentError(action, "it is empty")
+        return super()._get_values(action, arg_strings)
+
     def check_paths(self, *parsed: tuple[argparse.ArgumentParser, Any]) -> None:
         """Exit 2 if one of the paths that were given would replace another, or a file of a run (`paths.complaint`)."""
         if found := paths.complaint(*parsed):

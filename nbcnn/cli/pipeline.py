@@ -31,6 +31,7 @@ from nbcnn.cli.pipeline_job import INDEX, Job, classify_words, extract_words, re
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import brief
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             begun = read(own.resume)["words"]
         except (OSError, ValueError) as error:
-            to_stderr(f"nbcnn: error: {own.resume} holds no pipeline to resume ({error})")
+            to_stderr(f"nbcnn: error: {own.resume} holds no pipeline to resume ({brief(error)})")
             return getattr(error, "exit_code", 3)
         own, rest = made.parse_known_args([*begun, *words])
     given = train_flags.parse(rest)  # a mistake ends it here, in train's words

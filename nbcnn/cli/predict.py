@@ -281,7 +281,7 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerow(["image", *(f"output_{number}" for number in range(len(rows[0]["output"])))])
         writer.writerows([row["image"], *row["output"]] for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.replace_bytes(path, text.getvalue().encode())
+    atomic.replace_bytes(path, text.getvalue().encode(errors="surrogateescape"))  # names are bytes as on the disk
 
 
 def _draw(path: Path, rows: list[dict[str, Any]], shown: list[tuple[np.ndarray, np.ndarray]], title: str, names: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from nbcnn.datasets.dataset import DataMissing, Log
 from nbcnn.files import atomic, lock
 from nbcnn.files.errors import Whole
+from nbcnn.files.quote import brief
 
 _CHUNK = 1 << 16
 _REPORT_S = 30.0
@@ -125,7 +126,7 @@ def reachable(urls: Sequence[str], seconds: float) -> Iterator[tuple[str, str | 
             socket.create_connection(_address(url), timeout=seconds).close()
             answers[url] = None
         except (OSError, ValueError) as error:
-            answers[url] = f"no connection ({error})"
+            answers[url] = f"no connection ({brief(error)})"
 
     threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]
     deadline = time.monotonic() + seconds
@@ -178,7 +179,7 @@ def _download(url: str, part: Path, size: int, patience: Patience, log: Log | No
     except TimeoutError as error:
         raise MirrorFailed(f"no byte for {patience.silence_s:g} s", again=True) from error
     except (OSError, http.client.HTTPException) as error:
-        raise MirrorFailed(f"connection failed ({error})", again=True) from error
+        raise MirrorFailed(f"connection failed ({brief(error)})", again=True) from error
 
 
 def _answer(url: str, headers: dict[str, str], seconds: float) -> Any:

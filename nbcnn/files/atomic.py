@@ -31,9 +31,6 @@ class DiskFull(OSError):
 
     exit_code = 1
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 def temporary(path: Path) -> Path:
     """A name beside `path` to write to that nobody else has: two writers must not fill one file."""

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files import atomic
+from nbcnn.files import atomic, regular
 from nbcnn.files.errors import UsageError
 
 WRITER = ".writer"
@@ -121,7 +121,7 @@ def _boot() -> str:
 def _owner(path: Path) -> dict[str, Any]:
     """Who wrote the line at `path`; empty if there is none, or none that can be read."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(regular.read(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -42,12 +42,40 @@ def word(text: str | bytes) -> str:
 
 
 def brief(error: object) -> str:
-    """The words of an error, or another text, in one line of at most 200 characters, all of them printable."""
-    try:
-        text = str(error) or type(error).__name__
-    except (ValueError, RecursionError):
-        text = type(error).__name__
+    """The words of an error, or another text, in one line of at most 200 characters, all of them printable.
+
+    Python's own words for what it cannot read name its limits and functions; the system's begin with a number and end with the file's name, which
+    the message around them has.
+
+    >>> brief(FileNotFoundError(2, "No such file or directory", "a.npy")), brief(RecursionError())
+    ('No such file or directory', 'it is nested too deeply')
+    """
+    error = getattr(error, "reason", error) if isinstance(error, OSError) else error  # of urllib: what the system said
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+    elif isinstance(error, RecursionError):
+        text = "it is nested too deeply"
+    elif isinstance(error, UnicodeDecodeError):
+        text = f"it is not {error.encoding.upper()} from byte {error.start:,} on"
+    else:
+        try:
+            text = str(error) or type(error).__name__
+        except (ValueError, RecursionError):
+            text = type(error).__name__
+        if isinstance(error, ValueError) and "set_int_max_str_digits" in text:
+            text = "it has a whole number of thousands of digits"
     return _cut(printable(" ".join(text[: 4 * BRIEF].split()), ""), BRIEF)
+
+
+def words(error: BaseException) -> str:
+    """The words of an error; of the system's the name of the file and what is wrong with it, without its number.
+
+    >>> words(FileNotFoundError(2, "No such file or directory", "a.npy")), words(ValueError("too few"))
+    ('a.npy: No such file or directory', 'too few')
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def printable(text: str, kept: str = "\n\t") -> str:

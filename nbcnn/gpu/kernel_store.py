@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files import document
+from nbcnn.files import document, regular
 from nbcnn.files.atomic import OLD, remove_leftovers, temporary
 from nbcnn.gpu import driver, identity, kernel_cache, launching
 from nbcnn.gpu.compiler import CHOSEN, COMPILERS, compiled
@@ -164,7 +164,7 @@ def in_package(wanted: Wanted, key: str, package: Path) -> Stored | None:
 
 def _read(where: Path, wanted: Wanted, key: str) -> Stored | None:
     try:
-        stored = parsed((where / wanted.file_name(key)).read_bytes())
+        stored = parsed(regular.read(where / wanted.file_name(key)))
     except OSError:
         return None
     return stored if stored is not None and stored.header["key"] == key else None

@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nbcnn.files import regular
 from nbcnn.files.numerals import real_in, whole_in
-from nbcnn.files.quote import quoted
+from nbcnn.files.quote import brief, counted, quoted
 
 MASTER_PORT = 29500
 """The default of MASTER_PORT, which is torchrun's."""
@@ -104,17 +105,17 @@ def token(variables: Mapping[str, str]) -> str:
         path = Path(variables["NBCNN_TOKEN_FILE"])
         source = f"the token in {path} (NBCNN_TOKEN_FILE)"
         try:
-            with path.open(encoding="utf-8") as file:
+            with regular.opened(path) as file:
                 mode = os.fstat(file.fileno()).st_mode
-                found = file.read(LONGEST_TOKEN + 1).strip()
+                found = file.read(LONGEST_TOKEN + 1).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise LaunchError(f"{source} cannot be read ({getattr(error, 'strerror', None) or 'it is no text'})") from None
+            raise LaunchError(f"{source} cannot be read ({brief(error)})") from None
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise LaunchError(f"{source} is open to other users: chmod 600 {path}, or better make another")
     elif not found:
         raise LaunchError(NO_TOKEN)
     if not LEAST_TOKEN <= len(found) <= LONGEST_TOKEN:
-        raise LaunchError(f"{source} has {len(found)} characters: {LEAST_TOKEN} to {LONGEST_TOKEN:,} that nobody guesses are needed")
+        raise LaunchError(f"{source} has {counted(len(found), 'character')}: {LEAST_TOKEN} to {LONGEST_TOKEN:,} that nobody guesses are needed")
     return found
 
 

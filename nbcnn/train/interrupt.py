@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 _NOTICE = b"\nnbcnn: interrupted: %s; Ctrl-C again quits now\n"
 
@@ -26,6 +26,9 @@ class _Signals:
 
     A signal that the process ignores (as under nohup) stays ignored. `signal` is the first that came.
     """
+
+    handled: ClassVar[int] = 0
+    """Calls of the handlers of all contexts since the last `Unwinding` was entered."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -63,6 +66,7 @@ class Interrupts(_Signals):
         self._raising = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        _Signals.handled += 1
         if self.signal is not None:
             previous = self._previous.get(number)
             self.restore()
@@ -91,11 +95,17 @@ class Interrupts(_Signals):
 class Unwinding(_Signals):
     """A context in which each SIGINT raises KeyboardInterrupt and each SIGTERM SystemExit(143); `signal` is the first that came.
 
-    Whatever leaves the context then, leaves it for the signal: C code on the way may make an ImportError of what was raised in it.
+    Whatever leaves the context then, leaves it for the signal: C code on the way may make an ImportError of what was raised in it. `again` is
+    called at the second signal, also where a training has handled the first: what runs may catch all that is raised.
     """
+
+    def __init__(self, again: Callable[[int], None] = lambda number: None) -> None:
+        super().__init__()
+        self._again = again
 
     def __enter__(self) -> Self:
         super().__enter__()
+        _Signals.handled = 0
         if self._previous:
             self._hook = sys.unraisablehook
             sys.unraisablehook = self._once_more
@@ -108,6 +118,9 @@ class Unwinding(_Signals):
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.signal = self.signal or number
+        _Signals.handled += 1
+        if _Signals.handled > 1:
+            self._again(number)
         _leave(number)
 
     def _once_more(self, caught: Any) -> None:

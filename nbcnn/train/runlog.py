@@ -171,9 +171,9 @@ class RunFolder:
     def append(self, rows: Sequence[Row]) -> None:
         """Add the last of `rows`, one epoch's metrics, to both files; the lines of JSON are then on the disk, for the checkpoint that counts on them.
 
-        A file that somebody removed in the meantime is written anew with all `rows`.
+        A file that somebody removed in the meantime, or put something else in its place, is written anew with all `rows`.
         """
-        if not (self._jsonl.exists() and self._csv.exists()):
+        if not (self._jsonl.is_file() and self._csv.is_file()):
             self.rewrite(rows)
             return
         with atomic.named(self._jsonl), open(self._jsonl, "ab") as file:
@@ -227,7 +227,7 @@ class RunFolder:
             self._csv.unlink(missing_ok=True)
             return
         for path, content in ((self._jsonl, b"".join(map(line_of, rows))), (self._csv, _csv_lines(rows, header=True).encode())):
-            if not path.exists() or regular.read(path) != content:
+            if not path.is_file() or regular.read(path) != content:
                 atomic.replace_bytes(path, content)
 
 

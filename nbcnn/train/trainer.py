@@ -27,7 +27,7 @@ import numpy as np
 from nbcnn.files import document
 from nbcnn.files.atomic import DiskFull
 from nbcnn.files.errors import UsageError, Whole
-from nbcnn.files.quote import brief
+from nbcnn.files.quote import brief, words
 from nbcnn.gpu import faults
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.nn.params import under
@@ -447,7 +447,7 @@ class Trainer:
                 where = f"the checkpoints are in {self.run.path}" if saved else "no checkpoint had been saved yet"
                 if isinstance(self.run, InMemory):
                     where = "nothing was written, and the weights are those of the last training step"
-                said = CallbackError(f"the callback {type(callback).__name__}.{what} raised {type(error).__name__}: {error}; {where}", error)
+                said = CallbackError(f"the callback {type(callback).__name__}.{what} raised {type(error).__name__}: {words(error)}; {where}", error)
                 said.__cause__ = error
                 failed.append(said)
         if failed:

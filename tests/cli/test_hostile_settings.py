@@ -30,10 +30,11 @@ def refused(capsys, argv, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("x = " + "[" * 5000, "is no TOML"),
+        ("x = " + "[" * 5000, "is no TOML: it is nested too deeply"),
         ("a" + ".a" * 3000 + " = 1", "tables more than 8 deep"),
         ("a" + ".a" * 20 + " = 1", "tables more than 8 deep"),
-        ("batch = " + "9" * 5000, "is no TOML"),
+        ("batch = " + "9" * 5000, "is no TOML: it has a whole number of thousands of digits"),
+        ("batch = 0x" + "f" * 5000, "batch: it has a whole number of thousands of digits"),
         ("batch = " + "9" * 30, "batch: '99999999"),
         ('"\x1b" = 1', "is no TOML"),
         ('"\\u001b[31m" = 1', r"no setting '\x1b[31m'"),
@@ -42,7 +43,10 @@ def refused(capsys, argv, words):
         ('augment = "' + "flip," * 5000 + '"', "augment: flip stands twice"),
         ("lr = nan", "lr: 'nan' is not more than 0"),
         ("epochs = 1979-05-27", "epochs is one value"),
-        ("\xff", "is no TOML"),
+        ("\xff", "is no TOML: it is not UTF-8 from byte 0 on"),
+        ("a" + ".a" * 20_000 + " = 1", "more dots in a line than settings have"),
+        ("config = 'other.toml'", "no setting 'config'\n"),
+        ("freeze = ''", "freeze is empty"),
     ],
 )
 def test_settings_that_nobody_means(tmp_path, capsys, text, words):
@@ -55,6 +59,14 @@ def test_settings_that_nobody_means(tmp_path, capsys, text, words):
 def test_settings_are_a_small_regular_file(tmp_path, capsys, make):
     make(tmp_path / "run.toml")
     refused(capsys, ["--config", tmp_path / "run.toml"], "cannot be read: it ")
+
+
+def test_settings_of_many_dots_take_little_memory(tmp_path, capsys):
+    (tmp_path / "run.toml").write_text(("a" + ".a" * 4000 + " = 1\n") * 100)
+    tracemalloc.start()
+    refused(capsys, ["--config", tmp_path / "run.toml"], "more dots")
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("flag", ["--epochs", "--batch", "--limit", "--save-every"])

@@ -108,7 +108,7 @@ def test_no_path_is_empty_or_has_a_zero_byte(command, capsys):
             with pytest.raises(argparse.ArgumentTypeError):
                 argument(text)
         if name.startswith("--") and {Path("x")} == {*argument.paths("x")}:
-            assert "the path is empty" in refused(command, {name: ""}, capsys)
+            assert "it is empty" in refused(command, {name: ""}, capsys)
 
 
 def test_what_the_files_of_nbcnn_are_called_is_known(finished):

@@ -147,6 +147,34 @@ raise SystemExit(errors.guarded(command))
     assert (done.returncode, done.stderr.strip()) == (code, ENDED[number] if "raise" in end else "")
 
 
+@pytest.mark.parametrize("within", ["nullcontext", "Interrupts"])
+def test_the_second_signal_ends_a_process_whose_code_catches_everything(within):
+    """As a data source or a callback may that tries again and again."""
+    program = f"""
+import signal, time
+from contextlib import nullcontext
+from nbcnn.cli import errors, process
+from nbcnn.train.interrupt import Interrupts
+process.begin()
+process.PATIENCE = 0.5
+
+def command():
+    with {within}():
+        for attempt in range(60):
+            try:
+                if attempt < 2:
+                    signal.raise_signal(signal.SIGINT)
+                time.sleep(1)
+            except BaseException:
+                pass
+
+raise SystemExit(errors.guarded(command))
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 130, done.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [INT, TERM])
 @pytest.mark.parametrize("become", [None, ImportError])
 def test_a_signal_in_a_command_gives_its_code_whatever_becomes_of_it_on_the_way(number, code, become, capsys):

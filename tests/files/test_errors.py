@@ -17,6 +17,27 @@ from nbcnn.onnx.errors import UnsupportedNodes
 from nbcnn.train.trainer import CallbackError
 
 
+def all_errors():
+    """Every exception of the package, of the modules that are imported."""
+    kinds, found = [BaseException], []
+    while kinds:
+        below = kinds.pop().__subclasses__()
+        kinds += below
+        found += [kind for kind in below if kind.__module__.startswith("nbcnn.")]
+    return sorted(set(found), key=lambda kind: (kind.__module__, kind.__qualname__))
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: f"{kind.__module__}.{kind.__qualname__}")
+@pytest.mark.parametrize("args", [(), ("what happened",), (28, "what happened")], ids=len)
+def test_every_error_says_the_same_after_pickling(kind, args):
+    try:
+        error = kind(*args)
+    except TypeError:
+        return  # its constructor asks for other arguments
+    for made in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert (type(made), made.args, str(made), made.__dict__) == (kind, error.args, str(error), error.__dict__)
+
+
 def with_constructors():
     """Every exception of the package that has a constructor of its own, found in the sources."""
     root = Path(nbcnn.__file__).parent

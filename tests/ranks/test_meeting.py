@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -121,7 +122,9 @@ def test_the_token_comes_from_a_variable_or_a_file_of_ones_own(tmp_path):
         (named, lambda: file.chmod(0o640), "open to other users: chmod 600"),
         (named, lambda: (file.chmod(0o600), file.write_bytes(b"\xff" * 20)), "cannot be read"),
         (named, lambda: file.write_text(""), "has 0 characters"),
+        (named, lambda: file.write_text("x"), "has 1 character:"),
         (named, file.unlink, "cannot be read .No such file"),
+        (named, lambda: os.mkfifo(file, 0o600), "cannot be read .it is no regular file"),
     ):
         change()
         with pytest.raises(LaunchError, match=says) as raised:

@@ -13,7 +13,7 @@ from scripts import ROOT, TINY, exits, extract, message, train
 
 import nbcnn
 from nbcnn.classify.features import read_features
-from nbcnn.cli import export, pipeline, report
+from nbcnn.cli import export, pipeline, predict, report
 from nbcnn.train import checkpoint
 from nbcnn.train.runlog import RunFolder
 
@@ -54,7 +54,15 @@ def test_a_run_in_a_folder_that_is_not_utf8_goes_on(tmp_path, capsys):
     assert exits(report.main, [run, "--json"]) == 0, capsys.readouterr().err
     with nbcnn.load(run, mode="cpu") as model:
         assert model.predict(np.zeros((1, 3, 32, 32), np.uint8)).shape == (1, 3, 32, 32)
-    assert "is no UTF-8" in message(capsys, 2, exits(extract, [run, "--out", tmp_path / "features"])), "features would name the run"
+    text = message(capsys, 2, exits(extract, [run, "--out", tmp_path / "features"]))
+    assert "is no UTF-8, as features.json is, which names the run for classify" in text
+    photographs(tmp_path / f"{STRANGE}-photos")
+    line = [run, tmp_path / f"{STRANGE}-photos", "--mode", "cpu", "--quiet", "--csv", tmp_path / f"{STRANGE}.csv"]
+    assert exits(predict.main, line) == 0, capsys.readouterr().err
+    assert os.fsencode(f"{STRANGE}-photos/5.png") in (tmp_path / f"{STRANGE}.csv").read_bytes()
+    assert exits(extract, [run, "--images", line[1], "--mode", "cpu", "--quiet", "--out", tmp_path / "of-files"]) == 0, (
+        "no file of these names the run"
+    )
     (tmp_path / "link").symlink_to(run)
     assert exits(extract, [tmp_path / "link", "--out", tmp_path / f"{STRANGE}-features", "--mode", "cpu", "--quiet", "--json"]) == 0
     read_features(tmp_path / f"{STRANGE}-features")

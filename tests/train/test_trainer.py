@@ -163,6 +163,30 @@ class Watches(Callback):
         self.reading = lambda trainer, reading: function()
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv"])
+def test_what_takes_the_place_of_metrics_in_mid_run_is_written_over(tmp_path, name):
+    trainer = make(tmp_path)
+    file = trainer.run.path / name
+
+    def replaced(trainer, epoch):
+        if epoch.epoch == 1:
+            file.unlink()
+            os.mkfifo(file)
+
+    watch = Callback()
+    watch.epoch = replaced
+    trainer.callbacks = (watch,)
+    trainer.fit()
+    assert [row["epoch"] for row in trainer.run.rows()] == list(range(1, EPOCHS + 1))
+    assert len((trainer.run.path / "metrics.csv").read_text().splitlines()) == EPOCHS + 1
+
+
+def test_what_the_system_refuses_a_callback_is_told_without_its_number(tmp_path):
+    error = IsADirectoryError(21, "Is a directory", "curves.png")
+    with pytest.raises(CallbackError, match=r"Raises\.end raised IsADirectoryError: curves\.png: Is a directory; the checkpoints are in"):
+        make(tmp_path, callbacks=[Raises("end", error)]).fit()
+
+
 def one_epoch_earlier(tmp_path):
     """The checkpoint of the same run after its first epoch."""
     first = make(tmp_path, "first", callbacks=[StopAt(STEPS + 1)], log_every=1)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.datasets import Dataset, load
+from nbcnn.files import numerals
 from nbcnn.files.extras import PackageMissing
 from nbcnn.lab.peers.torch_step import MISSING, available, captured
 from nbcnn.nn.optim import Piecewise
@@ -217,10 +218,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train with every seed, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", default="data", help="where CIFAR-10 is (data/README.md)")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=1, help="how many trainings")
+    parser.add_argument("--epochs", type=numerals.whole, default=10)
+    parser.add_argument("--seeds", type=numerals.whole, default=1, help="how many trainings")
     parser.add_argument("--form", choices=FORMS, default="graph")
-    parser.add_argument("--limit", type=int, default=None, help="take so many images of each set")
+    parser.add_argument("--limit", type=numerals.whole, default=None, help="take so many images of each set")
     parser.add_argument("--out", type=Path, default=None, help="write the results to this JSON file")
     args = parser.parse_args(argv)
     if not available():

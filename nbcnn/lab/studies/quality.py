@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from nbcnn.files import numerals
 from nbcnn.gpu.device import Gpu
 from nbcnn.lab.measure import results
 from nbcnn.train.runlog import RunFolder
@@ -97,18 +98,23 @@ def train(*flags: str, mode: str = "im2col", environment: Mapping[str, str] | No
     return command("train.py", "--mode", mode, "--dataset", "cifar10", *flags, environment=environment)
 
 
+def seeds(text: str) -> list[int]:
+    """Seeds with commas between them. Raises ValueError for other text."""
+    return [numerals.whole(part) for part in text.split(",")]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="+", choices=JOBS, help="what to run, in this order")
     parser.add_argument("--data-dir", required=True, help="folder with CIFAR-10")
-    parser.add_argument("--seeds", default="0", help="comma-separated seeds (default 0)")
+    parser.add_argument("--seeds", type=seeds, default="0", help="comma-separated seeds (default 0)")
     parser.add_argument("--scratch", required=True, help="folder for runs and features; 10 GB")
     parser.add_argument("--results", default=None, help="folder of the results file (default: nbcnn/lab/results)")
     args = parser.parse_args()
     device = Gpu().device_name
     results.opened(device, args.results)
     for job in args.jobs:
-        rows = JOBS[job](args.data_dir, Path(args.scratch), [int(s) for s in args.seeds.split(",")])
+        rows = JOBS[job](args.data_dir, Path(args.scratch), args.seeds)
         results.save(f"quality-{job}", rows, device, args.results)
         for row in rows:
             print(json.dumps({key: value for key, value in row.items() if key != "classifiers"})[:300], flush=True)
