@@ -155,15 +155,16 @@ def draw_map(path: Path, points: np.ndarray, labels: np.ndarray | None, names: S
     figure = Figure(figsize=(8, 7), layout="constrained", dpi=120)
     axes = figure.add_subplot()
     colours = matplotlib.colormaps["tab10" if len(names) <= 10 else "tab20"]
+    area = min(36.0, max(4.0, 8_000 / len(points)))  # square points: dots cover about 3 % of the picture, however few they are
     if labels is None:
-        axes.scatter(points[:, 0], points[:, 1], s=4, linewidths=0)
+        axes.scatter(points[:, 0], points[:, 1], s=area, linewidths=0)
     else:
         for c in np.unique(labels):
             mine = points[labels == c]
             name = names[int(c)] if int(c) < len(names) else str(c)
-            axes.scatter(mine[:, 0], mine[:, 1], s=4, linewidths=0, color=colours(int(c) % colours.N), label=name)
+            axes.scatter(mine[:, 0], mine[:, 1], s=area, linewidths=0, color=colours(int(c) % colours.N), label=name)
         if len(np.unique(labels)) <= 20:
-            axes.legend(markerscale=3, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+            axes.legend(markerscale=6 / area**0.5, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.set(xticks=[], yticks=[])
     axes.set_title(title, fontsize=10)
     write_png(figure, path)

@@ -416,6 +416,19 @@ def test_a_classifiers_report_has_its_accuracy_and_pictures(copied):
     assert "finished" in lost.why
 
 
+def test_a_segmentations_report_has_both_scores_by_epoch_and_no_time_of_a_host_without_a_gpu(copied):
+    images = {"training_images": 8, "test_images": 4}
+    scores = {"test_accuracy": 0.9123, "test_iou": 0.4321, "time": TIME | {"host_ms": 0.0}}
+    text, missing = report(opened(of_task(copied, "unet", images, scores, ["segmentation.png"])))
+    assert missing == []
+    for words in ("Pixels of the test images that are classified wrongly", "% missed", "mean intersection over union by epoch", "<td>43.21%</td>"):
+        assert words in text
+    assert "0.000" not in text
+    assert "<th>host</th>" not in text.replace(' scope="col"', "")
+    for flag in ("kernel-init", "dwconv", "blocks", "log-mse"):
+        assert flag not in text, "a flag of s4convd's"
+
+
 def test_a_forecasts_report_has_its_rmsle_and_speaks_of_windows(copied):
     windows = {"training_windows": 800, "validation_windows": 80}
     made = of_task(copied, "s4convd", windows, {}, ["forecast.png"])

@@ -144,11 +144,11 @@ def _where(rows: list[dict[str, Any]]) -> Iterator[str]:
             row["epoch"],
             *(f"{dict(parts(row['time'])).get(name, 0.0):.3f}" for name in names),
             f"{row['time']['step_ms']:.3f}",
-            f"{row['time']['host_ms']:.3f}",
+            *([f"{row['time']['host_ms']:.3f}"] if host else []),
         )
         for row in rows
     ]
-    yield page.folded("every epoch", page.table(("epoch", *names, "step", "host"), table))
+    yield page.folded("every epoch", page.table(("epoch", *names, "step", *(["host"] if host else [])), table))
 
 
 def peers(source: Source) -> Parts:

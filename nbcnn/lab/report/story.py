@@ -18,6 +18,8 @@ from nbcnn.lab.report.titles import titled
 from nbcnn.train.callbacks import duration, rate
 
 Parts = Iterator[str | Missing]
+OF_FORECASTS = {"width": None, "blocks": None, "kernel_init": None, "dwconv": None, "loss": "log-mse"}
+"""Flags that say something of s4convd alone, and the value by which they do (None: any): another network's report leaves them out."""
 TRAIN = "python train.py --out RUN && python -m nbcnn report RUN"
 
 
@@ -106,7 +108,12 @@ def environment(source: Source) -> Parts:
             *((name, version) for name, version in config["versions"].items()),
         ]
         yield page.pairs(rows)
-        given = [(name.replace("_", "-"), value) for name, value in sorted(config["flags"].items()) if value is not None]
+        alien = {} if source.task == "forecast" else OF_FORECASTS
+        given = [
+            (name.replace("_", "-"), value)
+            for name, value in sorted(config["flags"].items())
+            if value is not None and not (name in alien and alien[name] in (None, value))
+        ]
         yield f"<details><summary>every flag of the run</summary>{page.pairs(given)}</details>"
     elif source.results:
         newest = max((part["environment"] for part in source.results["sections"].values()), key=lambda found: found["date"], default=None)
@@ -155,14 +162,10 @@ def curves(source: Source) -> Parts:
             svg.Series("test", [(at, row["test_loss"]) for at, row in epochs], 2, dash=True),
         ]
         yield from _curves(drawn, f"Mean loss by epoch on {source.config['data']['name']}.")
-        wrong = [(at, 1 - row["test_accuracy"]) for at, row in epochs if "test_accuracy" in row]
-        if any(share > 0 for _, share in wrong):
-            shares = [(at, 100 * share) for at, share in wrong if share > 0]
-            what = "Pixels of the test images" if source.task == "segment" else "Test images"
-            yield page.figure(svg.lines([svg.Series("test", shares, 2)], "epoch", "% wrong", whole=True), f"{what} that are classified wrongly.")
-        if wrong:
-            rows = [(at, f"{1 - share:.2%}") for at, share in wrong]
-            yield page.folded("test accuracy by epoch", page.table(("epoch", "test accuracy"), rows))
+        what = "Pixels of the test images" if source.task == "segment" else "Test images"
+        yield from _scores(source, "test_accuracy", "test accuracy", "% wrong", f"{what} that are classified wrongly.")
+        missed = "What mean intersection over union of the classes lacks to 100 %."
+        yield from _scores(source, "test_iou", "mean intersection over union", "% missed", missed)
         return
     found = False
     for name, rows, where in source.sections("quality"):
@@ -181,6 +184,16 @@ def curves(source: Source) -> Parts:
             yield page.provenance(where)
     if not found:
         yield Missing("loss curves", TRAIN)
+
+
+def _scores(source: Source, key: str, name: str, y_name: str, caption: str) -> Iterator[str]:
+    """A score of the test images by epoch, `key` of a run's metrics: the chart of what it lacks to 100 %, and the table; nothing without it."""
+    scores = [(row["epoch"], row[key]) for row in source.metrics if key in row]
+    lacking = [(at, 100 * (1 - score)) for at, score in scores if score < 1]
+    if lacking:
+        yield page.figure(svg.lines([svg.Series("test", lacking, 2)], "epoch", y_name, whole=True), caption)
+    if scores:
+        yield page.folded(f"{name} by epoch", page.table(("epoch", name), [(at, f"{score:.2%}") for at, score in scores]))
 
 
 def _curves(drawn: list[svg.Series], caption: str) -> Iterator[str]:
