@@ -204,5 +204,9 @@ def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | 
         # Drivers from 580 on run CUDA 13; older ones CUDA 12.
         major = int(driver.split(".")[0]) if driver and driver[0].isdigit() else 580
         extra = "mlir" if CHOSEN == "mlir" else "cu13"
-        lines.append(f"the CUDA compiler is missing or broken: {extras.line(extra if major >= 580 else extras.FOR_CUDA_12[extra])}")
+        if extras.named_in(compile_problem):
+            what = "the compiler of kernels is not installed" + ("" if driver else "; the CPU needs none. To compile kernels without a GPU")
+        else:
+            what = f"the compiler of kernels does not work ({compile_problem}); install it again"
+        lines.append(f"{what}: {extras.line(extra if major >= 580 else extras.FOR_CUDA_12[extra])}")
     return lines

@@ -291,8 +291,11 @@ def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) ->
     if flags.resume:
         return ""
     graph = flags.recipe in OF_GRAPHS
-    notes, most = [], max(min(count, 8), count // 8) if graph else count
-    if flags.batch > most and "batch" not in flags.given:
+    notes, most = [], max(min(count, 8), count // 8) if graph and "batch" not in flags.given else count
+    if flags.batch > most and "batch" in flags.given:
+        notes.append(f"NOTE: the training set has {counted(count, 'image')}, so a batch has {most}, not the {flags.batch} of --batch.")
+        flags.batch = most
+    elif flags.batch > most:
         if flags.optimizer == "sgd" and "lr" not in flags.given:
             flags.lr *= most / flags.batch
         flags.batch = most

@@ -174,6 +174,8 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     if team.leads:
         if result.step > before:
             train_run.record_memory(trainer.run, net)
+            if words := train_run.no_better(flags, data, net, trainer.rows):
+                say(f"nbcnn: warning: {words}", always=True)
         about = (pictures, trainer.scored)
         text = "" if flags.json else describe.summary(result, data, session, trainer.run, *about)
         part.results(describe.results(result, data, session, trainer.run, ready, *about), text, flags.json, data.data)

@@ -93,11 +93,12 @@ def own_or(*names: str, form: str, several: bool = False, path: paths.PathArgume
 
     def convert(text: str) -> str:
         for part in text.split(",") if several else [text]:
-            if user_code.is_function(part):
-                continue
-            if not names or ".py" in (part[-3:], part.rpartition(":")[0][-3:]):
-                raise argparse.ArgumentTypeError(user_code.without_function(part, form))
-            choose(part)
+            try:
+                own = user_code.names_function(part, form, only=not names)
+            except UsageError as error:
+                raise argparse.ArgumentTypeError(str(error)) from None
+            if not own:
+                choose(part)
         return str(path(text))
 
     convert.path = path  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +18,15 @@ import numpy as np
 from nbcnn import __version__, datasets
 from nbcnn.cli import own_model, recipes, train_flags
 from nbcnn.cli.env import version
+from nbcnn.datasets.arrays import seen
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.nn import description
 from nbcnn.nn.optim import (
     FROZEN,
+    OPTIMIZERS,
     SGD,
-    Adam,
-    AdamW,
     Constant,
     Cosine,
     Factor,
@@ -39,6 +39,8 @@ from nbcnn.nn.optim import (
     points_of,
 )
 from nbcnn.nn.params import ParameterError, under
+from nbcnn.nn.whitening import prepared
+from nbcnn.plan.graph import named
 from nbcnn.run import blas
 from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import OWN_MODEL, RunError, RunFolder
@@ -208,7 +210,20 @@ def optimizer(flags: SimpleNamespace) -> Optimizer:
         return SGD(momentum=flags.momentum, nesterov=flags.nesterov, **shared)
     if ":" in flags.optimizer:
         return recipes.own_optimizer(flags.optimizer)(**shared)
-    return (AdamW if flags.optimizer == "adamw" else Adam)(**shared)
+    return OPTIMIZERS[flags.optimizer](**shared)
+
+
+def no_better(flags: SimpleNamespace, data: Material, net: Any, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What to say of a training that taught nothing (`evaluation.no_better`); "" also of series, and of images that layers prepare."""
+    from nbcnn.model.evaluation import no_better
+
+    if data.noun != "images" or (not net.takes_classes and prepared(named(net.layers))[0]):
+        return ""
+    other = "--optimizer adam or " if flags.optimizer == "sgd" else ""
+    advice = f"{flags.optimizer}, lr {flags.lr:g}: try {other}--lr {flags.lr / 10:g}"
+    if net.takes_classes:
+        return no_better(net, rows, data.labels, None, advice)
+    return no_better(net, rows, data.data.train_images, data.normalisation.done if data.normalisation else seen, advice)
 
 
 def schedule(flags: SimpleNamespace) -> Schedule:

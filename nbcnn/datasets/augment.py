@@ -105,9 +105,7 @@ class Augment:
         values: dict[str, Any] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = part.partition(":")
-            if name not in NAMES and part.endswith(".py"):
-                raise UsageError(user_code.without_function(part, "a custom augmentation is FILE.py:NAME"))
-            own = name not in NAMES and (part in DECLARED or user_code.is_function(part))
+            own = name not in NAMES and (part in DECLARED or user_code.names_function(part, "a custom augmentation is FILE.py:NAME"))
             if name not in NAMES and not own:
                 raise UsageError(f"no augmentation {quoted(part)} (there are {FORMS}){nearest(name, NAMES)}")
             name = "own" if own else name

@@ -29,6 +29,18 @@ def is_function(name: str) -> bool:
     return bool(colon) and function.isidentifier() and (where.endswith(".py") or all(part.isidentifier() for part in where.split(".")))
 
 
+def names_function(part: str, form: str, only: bool = False) -> bool:
+    """Whether `part`, a word of a flag that takes functions of the user's beside names, is a function; `only` where there are no names.
+
+    Raises UsageError with the line to write (`without_function`) for a file without a function, and with `only` for any other word.
+    """
+    if is_function(part):
+        return True
+    if only or ".py" in (part[-3:], part.rpartition(":")[0][-3:]):
+        raise UsageError(without_function(part, form))
+    return False
+
+
 def without_function(path: str, form: str) -> str:
     """What to say of a file whose function is not named: the line to write, with the names that the file defines. `form` says how it is written.
 

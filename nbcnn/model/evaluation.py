@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from nbcnn.nn.ends import logits_of
 from nbcnn.nn.joins import Losses
 from nbcnn.run.net import Net
 from nbcnn.train.pixels import counts_of, mean_iou
+
+SOME = 1 << 20
+"""Values of targets, at most, that a loss is held against."""
 
 
 def evaluated(
@@ -74,6 +77,27 @@ def of_one_answer(net: Net, targets: np.ndarray) -> float | None:
         lost, weight = part.measure(np.broadcast_to(part.same(target, shape[0]), (len(target), *shape)), target)
         whole += lost / weight if weight else 0.0
     return whole
+
+
+def no_better(net: Net, rows: Sequence[Mapping[str, Any]], targets: Any, prepare: Callable[[np.ndarray], np.ndarray] | None, advice: str) -> str:
+    """What to say of a network whose training loss after two epochs or more is no less than that of giving all examples the same answer; else "".
+
+    rows     of the training's epochs, with their "train_loss".
+    targets  what the examples are to become; unless they are an array of the host, nothing is said.
+    prepare  makes targets of them, float32, where they are the examples themselves.
+    advice   what else to try, such as a tenth of the learning rate.
+    """
+    if len(rows) < 2 or not isinstance(targets, np.ndarray):
+        return ""
+    some = targets[:: -(-targets.size // SOME)]  # all of them, if they are not too many
+    same, loss = of_one_answer(net, some if prepare is None else prepare(some)), rows[-1]["train_loss"]
+    if same is None or not loss >= same > 0:
+        return ""
+    scale = ", or the targets are: standardise them" if not net.takes_classes and abs(seen(some)).max() > 1 else ""
+    return (
+        f"after {len(rows)} epochs the training loss is {loss:.3g}, no less than the {same:.3g} of giving all examples the same answer. If more "
+        f"epochs do not help, the learning rate is most often too large ({advice}){scale}"
+    )
 
 
 def _wanted(net: Net, known: np.ndarray) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ from nbcnn.model.weights import Weights
 from nbcnn.nn import models
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layer import whole_number
-from nbcnn.nn.optim import SGD, Optimizer, check_number
+from nbcnn.nn.optim import Optimizer, check_number, optimizer_of
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared
 from nbcnn.plan.graph import named
@@ -38,6 +38,7 @@ from nbcnn.run import inference
 from nbcnn.run.explain import explain, summary
 from nbcnn.run.net import Net
 from nbcnn.run.peaks import peaks_of
+from nbcnn.run.rows import check_mode
 from nbcnn.train.events import Callback
 from nbcnn.train.runlog import InMemory
 
@@ -124,6 +125,7 @@ class Model(Weights):
         input_shape = body.input_shape if isinstance(body, Graph) and input_shape is None else input_shape
         if init not in INITS:
             raise UsageError(f"no initialisation {quoted(init)}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
+        check_mode(mode, precision)
         seed = whole_number("Model", "seed", seed, least=0, below=2**63)
         super().__init__()
         self._layers, self._mode, self._precision, self._fuse = body, mode, precision, fuse
@@ -221,7 +223,7 @@ class Model(Weights):
         *,
         epochs: int = 1,
         batch_size: int | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
         validation_data: Any = None,
         validation_split: float = 0.0,
         callbacks: Sequence[Callback] = (),
@@ -250,8 +252,10 @@ class Model(Weights):
                          there is no y. Batches are trained on as they come, none is shuffled; all have one size but for the last of an epoch. A
                          thread reads them ahead, in order.
         epochs           passes over the examples.
-        batch_size       examples a training step; None is 64, or all if there are fewer. A callable's batches have their own.
-        optimizer        `SGD(lr=…)`, `Adam(lr=…)`, `AdamW(lr=…)`, or one of your own (`nbcnn.optimizer`); None is SGD().
+        batch_size       examples per training step; None is 64. Where there are fewer examples it is all of them, with a warning if a number was
+                         given. A callable's batches have their own.
+        optimizer        `SGD(lr=…)`, `Adam(lr=…)`, `AdamW(lr=…)`, or one of your own (`nbcnn.optimizer`); "sgd", "adam" and "adamw" are these with
+                         the learning rates that are their own; None is SGD().
         validation_data  (x, y), or x for "mse", or a data set, of which the test images count: evaluated after every epoch, never trained on.
         validation_split  the share of x and y, more than 0 and less than 1, that is set aside as validation data: the last examples, before any are
                          shuffled, as Keras does it. Of arrays; data that are sorted by class are to be shuffled first.
@@ -285,10 +289,7 @@ class Model(Weights):
             raise UsageError(f"fit: recompute is True or False, not {quoted(recompute)}")
         if batch_size is not None:
             batch_size = whole_number("fit", "batch_size", batch_size)
-        optimizer = SGD() if optimizer is None else optimizer
-        if not isinstance(optimizer, Optimizer):
-            known = "nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…)"
-            raise UsageError(f"optimizer must be {known}, or one of your own by nbcnn.optimizer, got {quoted(optimizer)}")
+        optimizer = optimizer_of(optimizer)
         check_number("fit", "validation_split", validation_split, below=1.0)
         if validation_split:
             graph = self._layers if isinstance(self._layers, Graph) else None

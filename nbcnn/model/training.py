@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nbcnn.datasets.arrays import seen
 from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import counted
 from nbcnn.files.warn import warn
 from nbcnn.model import files
-from nbcnn.model.evaluation import of_one_answer
+from nbcnn.model.evaluation import no_better
 from nbcnn.model.history import History
 from nbcnn.nn.optim import Factor, Optimizer, Schedule
 from nbcnn.run.session import TrainingSession
@@ -29,10 +29,6 @@ from nbcnn.train.trainer import Diverged, Trainer
 
 if TYPE_CHECKING:
     from nbcnn.model.network import Model
-
-
-_SOME = 1 << 20
-"""Values of targets, at most, that a loss is held against."""
 
 
 class Data(NamedTuple):
@@ -83,7 +79,9 @@ def train(
             line = f": write {each.__name__}()" if isinstance(each, type) and issubclass(each, Callback) else ""
             raise UsageError(f"callbacks are objects of subclasses of nbcnn.Callback, got {each!r}{line}")
     images, targets, test_images, test_targets, batches, name = data
-    net, batch = model.net, batches.batch if batches else int(batch_size or min(64, len(images)))
+    net, batch = model.net, batches.batch if batches else min(batch_size or 64, len(images))
+    if batch_size is not None and batch < batch_size:
+        warn(f"batch_size {batch_size} is more than the {counted(len(images), 'example')}: a training step takes all of them")
     steps = -(-len(images) // (batch * options["accumulate"]))
     if batches is None:
         # Patches are drawn on the host.
@@ -155,20 +153,14 @@ def train(
 
 def _warn(model: Model, rows: Sequence[Mapping[str, Any]], data: Data, optimizer: Optimizer) -> None:
     """Say so where a network is no better than the same answer to all examples after two epochs or more."""
-    net, known = model.net, data.images if data.targets is None else data.targets
-    if len(rows) < 2 or data.batches is not None or not isinstance(known, np.ndarray):
-        return
-    some = known[:: -(-known.size // _SOME)]  # all of them, if they are not too many
-    same, loss = of_one_answer(net, model._prepared(some, 256) if data.targets is None else some), rows[-1]["train_loss"]
-    if same is not None and loss >= same > 0:
-        rate = optimizer.own_lr if optimizer.lr is None else optimizer.lr
-        said = f"{type(optimizer).__name__}, {rate.lr if isinstance(rate, Schedule) else rate:g}"
-        other = "" if said.startswith("Adam") else "Adam() or "
-        scale = ", or the targets are: standardise them" if not net.takes_classes and abs(seen(some)).max() > 1 else ""
-        warn(
-            f"after {len(rows)} epochs the training loss is {loss:.3g}, no less than the {same:.3g} of giving all examples the same answer. If more "
-            f"epochs do not help, the learning rate is most often too large ({said}: try {other}a tenth){scale}"
-        )
+    rate = optimizer.own_lr if optimizer.lr is None else optimizer.lr
+    said = f"{type(optimizer).__name__}, {rate.lr if isinstance(rate, Schedule) else rate:g}"
+    other = "" if said.startswith("Adam") else "Adam() or "
+    own = data.targets is None
+    targets = None if data.batches is not None else data.images if own else data.targets
+    words = no_better(model.net, rows, targets, (lambda some: model._prepared(some, 256)) if own else None, f"{said}: try {other}a tenth")
+    if words:
+        warn(words)
 
 
 def _pictures(model: Model, title: str, images: np.ndarray, targets: np.ndarray | None) -> Pictures:

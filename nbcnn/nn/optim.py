@@ -407,6 +407,21 @@ class AdamW(Adam):
         return {"decoupled": True, **super().attrs()}
 
 
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+"""The optimizers of this module by the names that flags, files of settings and `fit` take."""
+
+
+def optimizer_of(given: Any) -> Optimizer:
+    """`given`, if it is an optimizer; of a name in `OPTIMIZERS` one with its own numbers, of None SGD(). Raises UsageError for anything else."""
+    if isinstance(given, Optimizer):
+        return given
+    if given is None or (isinstance(given, str) and given in OPTIMIZERS):
+        return OPTIMIZERS[given or "sgd"]()
+    close = nearest(given, list(OPTIMIZERS)) if isinstance(given, str) else ""
+    known = f"nbcnn.SGD(…), nbcnn.Adam(…), nbcnn.AdamW(…), one of your own by nbcnn.optimizer, or a name ({', '.join(OPTIMIZERS)})"
+    raise UsageError(f"optimizer must be {known}, got {quoted(given)}{close}")
+
+
 def learning_rates(schedule: str, rate: float, steps: int, warmup: int = 0) -> np.ndarray:
     """The learning rate of every training step, (steps,) float32.
 

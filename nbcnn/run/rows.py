@@ -24,6 +24,17 @@ class Choice(NamedTuple):
     why: str
 
 
+def check_mode(mode: str, precision: str | None) -> None:
+    """Raise UsageError for a mode that does not exist, and for a precision that the mode has on no machine."""
+    known = ["auto", *sorted({name for name, _ in MODES})]
+    if mode not in known:
+        close = "; auto takes the GPU where there is one" if mode in ("gpu", "cuda") else nearest(str(mode), known)
+        raise UsageError(f"no mode {quoted(mode)} (there are {', '.join(known)}){close}")
+    has = dict.fromkeys(each for name, each in MODES if mode in ("auto", name))
+    if precision is not None and precision not in has:
+        raise UsageError(f"mode {mode} has no precision {quoted(precision)}; it has {', '.join(has)}")
+
+
 def choose_mode(
     mode: str,
     precision: str | None,
@@ -40,10 +51,8 @@ def choose_mode(
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU, or
     `nbcnn.use_device` chose one, and there is none.
     """
-    known = sorted({name for name, _ in MODES})
+    check_mode(mode, precision)
     missing = None if mode == "cpu" else device.cpu_instead() if mode == "auto" else refused() or device.gpu_missing()
-    if mode not in ("auto", *known):
-        raise UsageError(f"no mode {quoted(mode)} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
     if capability is None:
         capability = (0, 0) if missing or mode == "cpu" else capability_of_gpu()
     why = "as asked"

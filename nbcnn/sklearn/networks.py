@@ -20,7 +20,7 @@ from nbcnn.nn.activations import ReLU
 from nbcnn.nn.ends import logits_of
 from nbcnn.nn.graphs import Graph, Input
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
-from nbcnn.nn.optim import SGD, Adam
+from nbcnn.nn.optim import OPTIMIZERS
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d
 from nbcnn.plan.graph import names
 from nbcnn.sklearn.svc import exact_types
@@ -102,11 +102,11 @@ class _Network(BaseEstimator):
         return made if isinstance(made, Graph) else list(made)
 
     def _train(self, layers: list[Any], loss: str, X: np.ndarray, y: np.ndarray | None) -> Model:
-        if self.optimizer not in ("adam", "sgd"):
-            raise UsageError(f"optimizer is adam or sgd, got {self.optimizer!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"optimizer is one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         model = Model(layers, loss, mode=self.mode, precision=self.precision, seed=seed)
-        optimizer = (Adam if self.optimizer == "adam" else SGD)(lr=self.lr)
+        optimizer = OPTIMIZERS[self.optimizer](lr=self.lr)
         history = model.fit(
             X, y, epochs=self.epochs, batch_size=min(self.batch_size, len(X)), optimizer=optimizer, channels_last=False, verbose=self.verbose
         )
@@ -152,7 +152,8 @@ class ConvAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Networ
     code          channels of the code (units, of vectors) that the default layers have.
     at            the layer whose output is the code, as `nbcnn.Model.summary` names it; None: the narrowest activation of the default layers,
                   or of one's own the output of the layer in the middle.
-    epochs, batch_size, optimizer ("adam", "sgd"), lr, verbose: as `nbcnn.Model.fit`; mode, precision: as `nbcnn.Model`; random_state: its seed.
+    epochs, batch_size, optimizer ("sgd", "adam", "adamw"), lr, verbose: as `nbcnn.Model.fit`.
+    mode, precision: as `nbcnn.Model`; random_state: its seed.
 
     X is uint8, float32 or float64.
 
@@ -271,7 +272,8 @@ class ConvClassifier(ClassifierMixin, _Network):
 
     image_shape  (C, H, W): X is (n, C·H·W), (n, C, H, W), (n, H, W, C) or, of one channel, (n, H, W); None: (n, F), and layers of vectors.
     layers       a list of layers whose output is (n, classes), or a function of (shape, classes) that makes one; None: a small one.
-    epochs, batch_size, optimizer ("adam", "sgd"), lr, verbose: as `nbcnn.Model.fit`; mode, precision: as `nbcnn.Model`; random_state: its seed.
+    epochs, batch_size, optimizer ("sgd", "adam", "adamw"), lr, verbose: as `nbcnn.Model.fit`.
+    mode, precision: as `nbcnn.Model`; random_state: its seed.
 
     X is uint8, float32 or float64.
 

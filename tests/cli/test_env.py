@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from nbcnn.cli import env
+from nbcnn.files import extras
 from nbcnn.gpu import compiler, device, language
+
+ABSENT = extras.missing("numba")
 
 
 def test_env_reports_versions_and_what_works(capsys):
@@ -34,7 +37,9 @@ def test_env_reports_versions_and_what_works(capsys):
         ("mlir", "535.183.01", None, "no NVVM", 'pip install "nbcnn[mlir12]"'),
         ("numba", "580.65.06", "no device", None, "no GPU can be used: no device"),
         ("numba", None, "no driver", None, "uses the CPU"),
-        ("numba", None, "no driver", "no NVVM", 'pip install "nbcnn[cu13]"'),
+        ("numba", None, "no driver", "no NVVM", 'does not work (no NVVM); install it again: pip install "nbcnn[cu13]"'),
+        ("numba", None, "no driver", ABSENT, 'the CPU needs none. To compile kernels without a GPU: pip install "nbcnn[cu13]"'),
+        ("numba", "580.65.06", "no compiler", ABSENT, 'the compiler of kernels is not installed: pip install "nbcnn[cu13]"'),
     ],
 )
 def test_env_says_what_to_install(name, driver, gpu, compiles, says, monkeypatch):

@@ -164,8 +164,66 @@ def test_fewer_images_than_the_default_batch_are_one_batch(two_runs, monkeypatch
     monkeypatch.chdir(folder)
     assert "NOTE: the training set has 8 images, so a batch has 8, with lr 0.0125; --batch and --lr set others." in said
     assert json.loads((folder / "one" / "config.json").read_text())["flags"]["batch"] == 8
-    words = "--model net.py:graph --dataset digits --limit 8 --batch 16 --mode cpu --out three"
-    assert "batch 16 is not between 1 and the 8 images" in message(capsys, 2, exits(train, words.split()))
+    words = "--model net.py:graph --dataset digits --limit 8 --batch 16 --mode cpu --epochs 1 --out three"
+    assert train(words.split()) == 0
+    assert "NOTE: the training set has 8 images, so a batch has 8, not the 16 of --batch." in capsys.readouterr().err
+    flags = json.loads((folder / "three" / "config.json").read_text())["flags"]
+    assert (flags["batch"], flags["lr"]) == (8, 0.1), "the rate of a batch that was asked for stays"
+    x, y = np.zeros((5, 3), np.uint8), np.arange(5) % 2
+    with pytest.warns(UserWarning, match="batch_size 16 is more than the 5 examples: a training step takes all of them"):
+        assert nbcnn.Model([Linear(2)], "cross_entropy", mode="cpu").fit(x, y, batch_size=16, verbose=0).rows[-1]["step"] == 1
+
+
+def test_a_training_that_taught_nothing_is_warned_of(two_runs, monkeypatch, capsys):
+    monkeypatch.chdir(two_runs[0])
+    for number, (words, same) in enumerate(
+        (
+            ("--model net.py:graph --lr 1e9", ": try --optimizer adam or --lr 1e+08)"),
+            ("--model small-autoencoder --lr 1e-9", "of giving all examples the same answer"),
+            ("--model small-autoencoder --lr 1e-9 --normalise", "the learning rate is most often too large (adam"),
+        )
+    ):
+        options = f"--dataset digits --limit 8 --epochs 2 --mode cpu --quiet --out nothing{number}"
+        assert train([*words.split(), *options.split()]) == 0
+        said = capsys.readouterr().err
+        assert "nbcnn: warning: after 2 epochs the training loss is" in said
+        assert same in said
+    options = "--dataset digits --limit 64 --lr 0.01 --epochs 4 --mode cpu --quiet --out something"
+    assert train(["--model", "net.py:graph", *options.split()]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_optimizers_have_the_names_of_the_flag_everywhere():
+    x, y = np.arange(12, dtype=np.float32).reshape(6, 2) / 12, np.arange(6) % 2
+    for name, made in (("sgd", nbcnn.SGD()), ("adam", nbcnn.Adam()), ("adamw", nbcnn.AdamW())):
+        losses = [nbcnn.Model([Linear(2)], "cross_entropy", mode="cpu").fit(x, y, optimizer=each, verbose=0).rows for each in (name, made)]
+        assert losses[0][-1]["loss"] == losses[1][-1]["loss"]
+        assert ConvClassifier(mode="cpu", optimizer=name, epochs=1).fit(x, y).n_iter_ == 1
+    with pytest.raises(UsageError, match=r"or a name \(sgd, adam, adamw\), got 'adan'; did you mean adam\?"):
+        nbcnn.Model([Linear(2)], "cross_entropy", mode="cpu").fit(x, y, optimizer="adan", verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"mode": "gpu"}, r"no mode 'gpu' \(there are auto, cpu, .*; auto takes the GPU where there is one"),
+        ({"mode": "im2cool"}, "did you mean im2col"),
+        ({"mode": "im2col", "precision": "bf16"}, "mode im2col has no precision 'bf16'; it has fp32"),
+        ({"precision": "fp16"}, "mode auto has no precision 'fp16'; it has fp32, bf16, tf32"),
+    ],
+)
+def test_a_mode_that_does_not_exist_is_refused_where_it_is_written(given, says):
+    with pytest.raises(UsageError, match=says):
+        nbcnn.Model([Linear(2)], "cross_entropy", **given)
+
+
+@pytest.mark.parametrize("word", ["rule.py", "rule.py:", "rule.py:2"])
+def test_every_flag_reads_a_file_without_a_name_by_one_rule(word, two_runs, monkeypatch, capsys):
+    monkeypatch.chdir(two_runs[0])
+    for flag in ("--augment", "--optimizer", "--callback", "--model", "--dataset"):
+        text = message(capsys, 2, exits(train, [flag, word]))
+        assert f"{word!r} names no function: a custom " in text
+    assert "'alternate', got 'alternat'" in message(capsys, 2, exits(train, ["--augment", "flip:alternat"]))
 
 
 def test_a_run_that_is_complete_says_so_and_how_to_go_on(two_runs, monkeypatch, capsys):
