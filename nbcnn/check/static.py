@@ -20,7 +20,7 @@ _SIZED_VALUE = 0x04
 
 @dataclass(frozen=True)
 class StaticReport:
-    """One compiled kernel: 32-bit registers a thread, stack frame bytes a thread, static shared bytes a block, blocks of a cluster or 0."""
+    """One compiled kernel: 32-bit registers per thread, stack frame bytes per thread, static shared bytes per block, blocks of a cluster or 0."""
 
     name: str
     arch: str

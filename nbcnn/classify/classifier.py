@@ -12,7 +12,7 @@ a code, and holds their statistics as "process.2.mean" and the like.
 Of kernel ridge, `dual` is (samples, classes), every training sample takes part, and the class of the largest sum is predicted.
 
 Support vectors are rows of the training features, which are found by the folder and hash in the file; `classify --portable` puts them into the
-file instead, 4 bytes a value (8 with the mirrored kernel).
+file instead, 4 bytes per value (8 with the mirrored kernel).
 
     classifier = load("features/cifar10/classify/classifier.safetensors")
     classifier.predict(features)          # float (n, F) -> class numbers int32 (n,); of a mirrored kernel predict(features, mirrored)

@@ -58,7 +58,7 @@ BELONGS = {
 WHAT = (
     "an op, such as conv_fprop; the whole training step; that of several networks or a custom one (nets); their predictions (predict);"
     " every layer and pass (convs); a real epoch of 50,000 images with shuffling and the last batch; training on several GPUs (scaling);"
-    " why a GPU measured cold looks slow (warmup); or what this benchmark says about things known beforehand (selftest)"
+    " why a GPU measured cold looks slow (warmup); or whether this benchmark finds what is known beforehand (selftest)"
 )
 
 
@@ -80,7 +80,9 @@ counts.metavar = "N,…"  # type: ignore[attr-defined]
 
 def parser() -> Parser:
     arguments = "OP|step|nets|predict|convs|epoch|scaling|warmup|selftest"
-    made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES, arguments)
+    made = Parser(
+        "python -m nbcnn bench", "Check the result, then time it, beside PyTorch in the same run if that is installed.", EXAMPLES, arguments
+    )
     made.add_argument("what", metavar=arguments, help=WHAT)
     group = made.add_argument_group("kernels")
     flag(group, "--mode", some_of(*MODES), "whose kernels; an op takes several, which are timed in turn", OWN_MODES)
@@ -104,7 +106,7 @@ def parser() -> Parser:
         metavar="NAME,…",
     )
     flag(group, "--image", bench_nets.image, "nets, predict: channels, height and width for a custom network", "3,32,32")
-    flag(group, "--breakdown", bool, "nets: where the time of our step goes, by op and by step", "off")
+    flag(group, "--breakdown", bool, "nets: where nbcnn's step spends its time, by op and by step", "off")
     flag(group, "--recompute", bool, "nets: outputs of norms are made again in the backward pass instead of being kept", "off")
     flag(group, "--tiles", bool, "nets: every tile of every convolution in place of training steps, and what the choice of tiles costs", "off")
     flag(group, "--ranks", counts, "scaling: numbers of processes, one per GPU", "1,2")
@@ -117,7 +119,7 @@ def parser() -> Parser:
         group,
         "--cache",
         some_of("cold", "hot", "rotate"),
-        "an op; cold: caches flushed before every call; hot: same operands; rotate: other ones, as every step and epoch has",
+        "an op; cold: caches flushed before every call; hot: same operands; rotate: other operands every call, as in step and epoch",
         "an op: all",
     )
     flag(group, "--warmup", warmup_time, "op, step, convs, epoch; auto: until times and clock stand still; epoch: two epochs", "auto")
@@ -126,11 +128,11 @@ def parser() -> Parser:
         group,
         "--seconds",
         real(0.0, exclusive=True),
-        "sample one figure for at most so long; nets --tiles: all tiles of a precision",
+        "time limit of one figure; nets --tiles: all tiles of a precision",
         "an op: 3; step, scaling: 1; nets: 0.7; predict, convs: 0.5; --tiles: no limit",
         "seconds",
     )
-    flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
+    flag(group, "--sleep", real(0.0), "warmup: how long to let the GPU cool down", 5, "seconds")
     flag(group, "--ncu", bool, "count DRAM bytes with NVIDIA's ncu as well, of an op or in warmup", "off")
     group = made.add_argument_group("peers")
     flag(
@@ -284,7 +286,7 @@ def _epoch(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     lines = [f"{first['mode']} {first['precision']}, batch {first['batch']}: {first['images']:,} images, {first['steps']} training steps"]
     for row in rows:
         seconds = row["seconds"]
-        spread = f"median {seconds['median']:.4f} s an epoch ({seconds['p5']:.4f} … {seconds['p95']:.4f})"
+        spread = f"median {seconds['median']:.4f} s per epoch ({seconds['p5']:.4f} … {seconds['p95']:.4f})"
         lines.append(f"{spread}, {seconds['count']} samples of {row['iterations']:,} in a row")
     return rows, lines
 

@@ -82,7 +82,7 @@ def op_lines(rows: list[dict[str, Any]]) -> list[str]:
     if rows[0]["clock_source"] is None:
         lines.append("the GPU's clock cannot be read here (no NVML, no nvidia-smi): steady means that times stand still")
     quoted = [row for row in rows if (row["cache"], row["iterations"]) == ("rotate", 100)]
-    lines += [f"headline: {row['variant']}{_graph(row)} {row['ms']['median'] * 1e3:.2f} µs a call (rotate, 100 calls)" for row in quoted]
+    lines += [f"headline: {row['variant']}{_graph(row)} {row['ms']['median'] * 1e3:.2f} µs per call (rotate, 100 calls)" for row in quoted]
     return lines
 
 

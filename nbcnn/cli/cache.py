@@ -20,7 +20,7 @@ from nbcnn.plan.names import ARCHITECTURES
 ACTIONS = {
     "list": "every kernel that is kept, with architecture, bytes, seconds of compiling, and compilers",
     "clear": "delete all kernels that are kept, of this and of other versions",
-    "warm": "compile what MODEL… launch with the defaults of their recipes, so that their first start compiles nothing",
+    "warm": "compile the kernels that MODEL… launch with the defaults of their recipes, so that their first start compiles nothing",
 }
 MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "resnet18", "mobilenet", "unet", "s4convd")
 """A copy of the names of `nbcnn.cli.ready_models`, which takes longer to import than `--help` may."""
@@ -53,13 +53,13 @@ def parser() -> Parser:
     made.add_argument("models", metavar="MODEL", nargs="*", help=f"for warm: {', '.join(MODELS)}")
     group = made.add_argument_group("warm")
     flag(group, "--arch", some_of(*ARCHITECTURES), "compile for GPUs of these architectures, which need not be here", "this machine's GPU")
-    numbers = "choose tiles for GPUs of so many multiprocessors; with --arch"
+    numbers = "choose tiles for GPUs with this many multiprocessors; needs --arch"
     flag(group, "--multiprocessors", _counts, numbers, "those of the usual GPUs of each architecture", metavar="N,…")
     flag(
         group,
         "--into",
         paths.FOLDER_TEXT,
-        "write to a folder for the package nbcnn_kernels instead of this user's",
+        "write to this folder, for the package nbcnn_kernels, instead of this user's",
         "this user's folder",
         metavar="DIR",
     )

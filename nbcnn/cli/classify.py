@@ -51,21 +51,21 @@ def add_parser() -> Parser:
     flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", "off")
     flag(data, "--data-dir", paths.DATA, "where the images are, for --baselines and --pictures", "the run's", metavar="DIR")
     model = parser.add_argument_group("model")
-    flag(model, "--machine", one_of("svm", "ridge"), "svm: exact, one class against one; ridge: least squares, one matrix", "svm")
+    flag(model, "--machine", one_of("svm", "ridge"), "svm: exact, one-against-one; ridge: least squares, one matrix", "svm")
     flag(model, "--lambda", real(0, exclusive=True), "of ridge: what is added to the kernel's diagonal", 0.1)
     flag(model, "--c", real(0, exclusive=True), "penalty of a margin violation", 10)
     flag(model, "--gamma", _gamma, "width of the RBF kernel; scale is 1 / (features · variance of the training set)", "scale")
     flag(model, "--process", steps, "steps before the kernel, joined by +: blur, sqrt, cw1 (or another number), std, l2", "none")
-    scaling = "subtract each feature's mean and divide by its deviation, or not"
+    scaling = "subtract each feature's mean and divide by its standard deviation, or not"
     flag(model, "--scale", one_of("standard", "none"), scaling, "standard; none behind --process")
     flag(
         model,
         "--kernel",
         one_of(*KERNELS),
-        "rbf: of the images alone; mirrored: its mean over them and their mirrored images (extract --mirror)",
+        "rbf: on the images alone; mirrored: averaged over them and their mirror images (extract --mirror)",
         "mirrored where the features have both, else rbf",
     )
-    what = "choose these by a tenth of the training images, never by the test images; C of svm, lambda of ridge"
+    what = "tune these on a tenth of the training images, never on test images: gamma, C of svm, lambda of ridge"
     flag(model, "--search", some_of("C", "gamma", "lambda"), what, "off")
     output = parser.add_argument_group("output")
     flag(output, "--out", OUT, "folder for classify.json, confusion.png and classifier.safetensors", "FEATURES/classify", metavar="DIR")

@@ -22,7 +22,9 @@ CHOICE = "MODE[:PRECISION[:ENGINE]][/PART][@TILE]"
 
 
 def parser() -> Parser:
-    made = Parser("python -m nbcnn compare", "Two ways to run one op: results, paired times, registers, occupancy, roofline.", EXAMPLES, "A B")
+    made = Parser(
+        "python -m nbcnn compare", "Compare two ways to run one op: results, paired times, registers, occupancy, roofline.", EXAMPLES, "A B"
+    )
     made.add_argument("a", metavar="A", help=f"{CHOICE}: a mode, or a part of it (an engine), or a tile by its numbers")
     made.add_argument("b", metavar="B", help="the other one")
     group = made.add_argument_group("op")
@@ -31,7 +33,7 @@ def parser() -> Parser:
     group = made.add_argument_group("timing")
     flag(group, "--cache", some_of("cold", "hot", "rotate"), "where operands are when a call begins", "rotate")
     flag(group, "--iters", count(1), "calls between two events (on a GPU as one captured graph)", 100)
-    flag(group, "--seconds", real(0.0, exclusive=True), "sample one figure for at most so long", 3, "seconds")
+    flag(group, "--seconds", real(0.0, exclusive=True), "time limit of one figure", 3, "seconds")
     group = made.add_argument_group("output")
     results_flags(group)
     return made

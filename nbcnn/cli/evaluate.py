@@ -37,7 +37,7 @@ def parser() -> Parser:
     flag(group, "--limit", count(1), "only the first N of them", "all", "images")
     flag(group, "--data-dir", paths.DATA_TEXT, "folder with the data set's files", "data", metavar="DIR")
     group = made.add_argument_group("model")
-    flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", OWN_CHECKPOINT)
+    flag(group, "--checkpoint", one_of("best", "last"), "which one of a run folder; best: the lowest test loss", OWN_CHECKPOINT)
     inference_flags(made, "the file's, where this machine has it")
     group = made.add_argument_group("output")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")

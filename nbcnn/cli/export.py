@@ -11,7 +11,7 @@ from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, one_of
 from nbcnn.cli.saying import to_stdout
 from nbcnn.files.suggest import called
 
-SUMMARY = "Write a trained network as an ONNX file (opset 21): layers for training alone and the loss are left out, weights keep their names."
+SUMMARY = "Write a trained network as an ONNX file (opset 21): the loss and training-only layers are left out, and weights keep their names."
 EXAMPLES = (
     "export runs/digits digits.onnx",
     "export net.safetensors net.onnx --json",
@@ -25,8 +25,8 @@ def parser() -> Parser:
     made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder, checkpoint, or file of a saved model")
     made.add_argument("file", metavar="FILE.onnx", type=paths.WRITES, help="file to write")
     group = made.add_argument_group("model")
-    flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", OWN_CHECKPOINT)
-    flag(group, "--batch", count(1), "examples that the file's network takes at a time", "any number", "examples")
+    flag(group, "--checkpoint", one_of("best", "last"), "which one of a run folder; best: the lowest test loss", OWN_CHECKPOINT)
+    flag(group, "--batch", count(1), "fixed batch size of the network in the file", "any number", "examples")
     group = made.add_argument_group("output")
     flag(group, "--json", bool, "print one line of JSON", "off")
     return made

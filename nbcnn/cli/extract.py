@@ -32,7 +32,7 @@ EXAMPLES = (
     "extract runs/20260101-120000-cifar10-im2col",
     "extract RUN --checkpoint best --out features-best",
     "extract RUN --limit 1000 --format csv --mode cpu",
-    "extract RUN --mirror                          also of the mirrored images, which classify then takes too",
+    "extract RUN --mirror                          also of the mirrored images, which classify then uses, too",
     "extract RUN --images photographs --out features/mine",
 )
 IMAGES = paths.PathArgument("images", str, parts=paths.with_commas)
@@ -43,12 +43,12 @@ LINE_SECONDS = 10.0
 
 def parser() -> Parser:
     """The parser; a flag that is not given parses as None."""
-    summary = "Write the encoder's features of a run's own images, training and test, or of other images."
+    summary = "Write the encoder's features of the run's training and test images, or of other images."
     made = Parser(called("extract"), summary, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN")
     made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder")
     group = made.add_argument_group("data")
-    flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", OWN_CHECKPOINT)
-    flag(group, "--images", IMAGES, "image files or folders of them, with commas between, instead of the data set", "the run's", metavar="PATH")
+    flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: the lowest test loss", OWN_CHECKPOINT)
+    flag(group, "--images", IMAGES, "image files or folders of them, separated by commas, instead of the data set", "the run's", metavar="PATH")
     flag(group, "--at", str, "layer whose output the features are (conv1, pool2, …)", "the code of a ready-made model", metavar="LAYER")
     flag(group, "--mirror", bool, "also store the features of the mirrored images, for the mirrored kernel of classify", "off")
     flag(group, "--data-dir", paths.DATA_TEXT, "folder with the data set's files", "the run's", metavar="DIR")

@@ -101,7 +101,7 @@ def inference_flags(made: Any, precision: str) -> None:
 
 def results_flags(group: Any) -> None:
     """Add the flags of commands that measure: --save, --results, --json."""
-    flag(group, "--save", bool, "keep the rows in the device's results file (nbcnn/lab/results)", "off")
+    flag(group, "--save", bool, "save the rows in the device's results file (nbcnn/lab/results)", "off")
     flag(group, "--results", paths.KEEPS_TEXT, "another folder for results files", "nbcnn/lab/results", metavar="DIR")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
 
@@ -112,7 +112,7 @@ def compare_flag(group: Any) -> None:
         group,
         "--compare",
         paths.READS_TEXT,
-        "flag what became slower beyond the spread since this results file; exit 1 then",
+        "flag what is slower than in this results file by more than the spread; exit 1 then",
         "none",
         metavar="OLD.json",
     )

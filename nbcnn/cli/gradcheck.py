@@ -12,7 +12,7 @@ from nbcnn.cli.saying import to_stderr, to_stdout
 
 SUMMARY = "Check every kernel against the float64 reference and every gradient against its forward; exit 1 if one fails."
 EXAMPLES = (
-    "python -m nbcnn gradcheck                    every row that can run on this machine",
+    "python -m nbcnn gradcheck                    every mode that can run on this machine",
     "python -m nbcnn gradcheck --mode im2col      one mode",
     "python -m nbcnn gradcheck --op conv_*        some ops: seconds",
     "python -m nbcnn gradcheck --failures         print only what fails",

@@ -13,7 +13,7 @@ from nbcnn.files import numerals
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import called
 
-SUMMARY = "Make a saved model of an ONNX file; nodes that are not taken are named, all at once."
+SUMMARY = "Convert an ONNX file to a saved model; all nodes that are not supported are named at once."
 EXAMPLES = (
     "import resnet.onnx resnet.safetensors",
     "import net.onnx net.safetensors --shape image=3,224,224",
@@ -36,8 +36,8 @@ def parser() -> Parser:
     made.add_argument("source", metavar="FILE.onnx", type=paths.READS, help="ONNX file to read, of opset 7 to 28")
     made.add_argument("file", metavar="FILE.safetensors", type=paths.WRITES, help="file of the model to write")
     group = made.add_argument_group("model")
-    flag(group, "--shape", _shape, "shape of an example of an input that the file leaves open", "the file's", metavar="NAME=C,H,W")
-    flag(group, "--whole", bool, "an input is one example as a whole; else its first axis counts examples", "off")
+    flag(group, "--shape", _shape, "shape of one example of an input, where the file leaves it open", "the file's", metavar="NAME=C,H,W")
+    flag(group, "--whole", bool, "take each input as one example; else its first axis counts examples", "off")
     group = made.add_argument_group("output")
     flag(group, "--json", bool, "print one line of JSON instead of the table of layers", "off")
     return made

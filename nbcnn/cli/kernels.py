@@ -27,7 +27,7 @@ EXAMPLES = (
     "python -m nbcnn kernels --op conv_wgrad --arch 80,90a",
     "python -m nbcnn kernels --json > kernels.json",
     "python -m nbcnn kernels --mode naive --arch 90a --compilers numba,mlir     side by side what two compilers make",
-    "python -m nbcnn kernels --page docs/kernels.md             every kernel once: where it stands, who launches it",
+    "python -m nbcnn kernels --page docs/kernels.md             every kernel once: its file, and who launches it",
 )
 
 
@@ -45,7 +45,7 @@ def parser() -> Parser:
     flag(group, "--kinds", bool, "compile only the first of the kernels that share their Python code and the types of their arguments", "off")
     flag(group, "--compilers", some_of(*COMPILERS), "compile by each of these, and report them side by side", "the one of NBCNN_COMPILER")
     group = made.add_argument_group("output")
-    flag(group, "--registers", bool, "count no instructions, which takes a second compilation where no nvdisasm is", "off")
+    flag(group, "--registers", bool, "count no instructions; without nvdisasm that would take a second compilation", "off")
     flag(group, "--quiet", bool, "no progress", "off")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
     flag(

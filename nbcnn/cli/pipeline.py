@@ -60,14 +60,14 @@ def parser() -> Parser:
     made = Parser(called("pipeline"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "[flags of train]")
     group = made.add_argument_group("features")
     flag(group, "--at", str, "layer whose output the features are (conv1, pool2, …)", "the code of a ready-made model", metavar="LAYER")
-    flag(group, "--mirror", bool, "also take the features of the mirrored images: the kernel is then its mean over both", "off")
+    flag(group, "--mirror", bool, "also use the features of the mirrored images: the kernel is then averaged over both", "off")
     flag(group, "--keep-features", bool, "write the features' files, too, as extract does; several ranks always do", "off")
     group = made.add_argument_group("classifier")
     flag(group, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", "off")
-    flag(group, "--machine", one_of("svm", "ridge"), "svm: exact, one class against one; ridge: least squares, one matrix", "svm")
-    what = "choose these by a tenth of the training images, never by the test images; C of svm, lambda of ridge"
+    flag(group, "--machine", one_of("svm", "ridge"), "svm: exact, one-against-one; ridge: least squares, one matrix", "svm")
+    what = "tune these on a tenth of the training images, never on test images: gamma, C of svm, lambda of ridge"
     flag(group, "--search", some_of("C", "gamma", "lambda"), what, "off")
-    flag(group, "--process", steps, "steps before the kernel, as of nbcnn classify: blur+sqrt+cw1+l2", "none")
+    flag(group, "--process", steps, "steps before the kernel, as in nbcnn classify: blur+sqrt+cw1+l2", "none")
     flag(group, "--portable", bool, "put the support vectors into the classifier's file, which then needs no features", "off")
     group = made.add_argument_group("output")
     what = "folder, with run/, features/ and features/classify/ in it; a pipeline that was begun there continues"

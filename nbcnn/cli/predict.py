@@ -21,13 +21,13 @@ from nbcnn.files.suggest import called
 if TYPE_CHECKING:
     import numpy as np
 
-SUMMARY = "Apply a trained network to image files; they are scaled until they cover the size that it takes, and cut at the centre."
+SUMMARY = "Apply a trained network to image files. Each is scaled to cover the network's input size, and cropped at the centre."
 EXAMPLES = (
     "predict runs/digits seven.png photographs",
     "predict net.safetensors photographs --csv found.csv --top 3",
     "predict RUN photographs --checkpoint best --json --mode cpu",
-    "predict RUN photographs --picture found.png         of an autoencoder its reconstructions",
-    "predict RUN photographs --masks found               of a network that classifies pixels a mask of each image",
+    "predict RUN photographs --picture found.png         reconstructions, if RUN is an autoencoder",
+    "predict RUN photographs --masks found               one mask per image, if RUN classifies pixels",
     "predict RUN photographs --classifier features/digits/classify/classifier.safetensors",
 )
 SHOWN = 32
@@ -41,16 +41,23 @@ def parser() -> Parser:
     made.add_argument("images", metavar="IMAGES", nargs="+", type=paths.IMAGE_FILES, help="image files, or folders of them")
     group = made.add_argument_group("model")
     own = f"{OWN_CHECKPOINT}; the one that --classifier is of"
-    flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", own)
-    flag(group, "--classifier", paths.READS, "classify by this file of nbcnn classify, on the features of RUN's encoder", "none", metavar="FILE")
+    flag(group, "--checkpoint", one_of("best", "last"), "which one of a run folder; best: the lowest test loss", own)
+    flag(
+        group,
+        "--classifier",
+        paths.READS,
+        "classify the features of RUN's encoder with this file, which nbcnn classify wrote",
+        "none",
+        metavar="FILE",
+    )
     inference_flags(made, "the file's, where this machine has it")
     group = made.add_argument_group("output")
-    flag(group, "--top", count(1), "of a classifier: so many classes for each image", "1; of pixels all that are found", "classes")
+    flag(group, "--top", count(1), "of a classifier: how many classes to list per image", "1; of pixels all that are found", "classes")
     flag(
         group,
         "--masks",
         paths.FOLDER,
-        "of a network that classifies pixels: write a mask of each image, NAME.png, into this folder",
+        "of a network that classifies pixels: write one mask per image, NAME.png, into this folder",
         "none",
         metavar="DIR",
     )

@@ -23,7 +23,7 @@ WITHOUT_GPU = "python -m nbcnn kernels, which compiles every kernel for any GPU"
 
 
 def parser() -> Parser:
-    made = Parser("python -m nbcnn roofline", "Set every step of the training plan beside what this GPU could do.", EXAMPLES)
+    made = Parser("python -m nbcnn roofline", "Compare every step of the training plan with what this GPU could reach.", EXAMPLES)
     group = made.add_argument_group("model")
     flag(group, "--batch", count(1), "images per training step", 256, "images")
     group = made.add_argument_group("kernels")

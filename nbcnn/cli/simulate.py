@@ -48,7 +48,7 @@ def parser() -> Parser:
     flag(group, "--mode", one_of(*GPU_MODES), "whose kernels", "im2col")
     flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", OWN_PRECISION)
     group = made.add_argument_group("output")
-    flag(group, "--lines", bool, "what every line of the kernels asks of memory, with its source", "off")
+    flag(group, "--lines", bool, "memory requests of every line of the kernels, with its source", "off")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
     return made
 
@@ -115,7 +115,7 @@ def text(launch: Any, number: int, by_line: bool) -> list[str]:
         f"launch {number}: {launch.kernel}",
         f"  grid {size[0]} = {blocks:,} blocks of {size[1]} = {threads:,} threads ({-(-threads // 32)} warps);"
         f" a block has {launch.shared:,} bytes of shared memory and {launch.barriers} barriers; {launch.shuffles:,} shuffles",
-        f"  {'':14}{'requests':>10}{'bytes':>12}{'transactions':>14}{'a request':>11}{'at least':>10}",
+        f"  {'':14}{'requests':>10}{'bytes':>12}{'transactions':>14}{'per request':>13}{'at least':>10}",
     ]
     for what in WHAT:
         found = [launch.total(what, of) for of in ("requests", "bytes", "passes", "least")]
@@ -128,7 +128,7 @@ def text(launch: Any, number: int, by_line: bool) -> list[str]:
 
 
 def _row(what: str, requests: int, nbytes: int, passes: int, least: int) -> str:
-    return f"  {what:14}{requests:>10,}{nbytes:>12,}{passes:>14,}{passes / requests:>11.1f}{least / requests:>10.1f}"
+    return f"  {what:14}{requests:>10,}{nbytes:>12,}{passes:>14,}{passes / requests:>13.1f}{least / requests:>10.1f}"
 
 
 def _source(line: str) -> str:

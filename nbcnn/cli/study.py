@@ -35,7 +35,7 @@ EXAMPLES = (
 
 
 def parser() -> Parser:
-    made = Parser("python -m nbcnn study", "Studies of one question each.", EXAMPLES, "{" + ",".join(STUDIES) + "}")
+    made = Parser("python -m nbcnn study", "Studies, each of one question.", EXAMPLES, "{" + ",".join(STUDIES) + "}")
     text = "; ".join(f"{name}: {about}" for name, about in STUDIES.items())
     made.add_argument("what", metavar="WHAT", type=one_of(*STUDIES), help=f"{text}. `study WHAT --help` has its flags")
     made.add_argument("rest", nargs=argparse.REMAINDER, help="the study's own flags")

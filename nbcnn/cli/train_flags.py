@@ -144,8 +144,8 @@ def parser() -> Parser:
         "whiten the images, by a convolution fitted to the training images; an autoencoder then reconstructs the whitened ones",
         "off",
     )
-    flag(group, "--noise", real(0), "in training add Gaussian noise of this deviation to the network's input; the target stays clean", "off")
-    flag(group, "--mask", real(0, below=1), "in training mask this part of the squares of 4×4 pixels; the target stays whole", "off")
+    flag(group, "--noise", real(0), "in training add Gaussian noise of this standard deviation to the network's input; the target stays clean", "off")
+    flag(group, "--mask", real(0, below=1), "in training mask this share of the squares of 4×4 pixels; the target stays whole", "off")
     flag(
         group,
         "--resident",
@@ -171,15 +171,16 @@ def parser() -> Parser:
         group,
         "--loss",
         one_of(*train_loss.OF_SERIES, *train_loss.OF_IMAGES),
-        "what is minimised; log-mse and rmsle are s4convd's; cross-entropy of networks that classify; mse, l1, huber, bce of those that make images",
+        "what is minimised; log-mse and rmsle: for s4convd; cross-entropy: for networks that classify; mse, l1, huber, bce: for networks that make "
+        "images",
         f"{DEFAULTS['loss']} of s4convd, else the network's own",
     )
     flag(group, "--huber-delta", real(0, exclusive=True), "difference from which --loss huber is linear", 1)
     flag(group, "--label-smoothing", real(0, below=1), "cross-entropy: share of each label spread over all classes", 0)
     flag(group, "--class-weights", class_weights, "cross-entropy: weight of each class, separated by commas", "1 each")
     flag(group, "--ignore-index", count(-(2**31) + 1, 2**31), "cross-entropy: label to leave out of the loss", "none")
-    flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", DEFAULTS["kernel_init"])
-    inits = "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in); kmeans: atoms of the images' patches, layer by layer, the decoder as torch"
+    flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "initial filters of s4convd; repo: one frequency for all states", DEFAULTS["kernel_init"])
+    inits = "initial weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in); kmeans: atoms of the images' patches, layer by layer, the decoder as torch"
     flag(group, "--init", one_of("torch", "he", "kmeans"), inits, base["init"])
     flag(
         group,
@@ -191,14 +192,14 @@ def parser() -> Parser:
     )
     flag(group, "--freeze", str, "do not train these parameters: conv1, conv*, *.bias; separate several with commas", "none", metavar="PATTERN")
     flag(group, "--sparse", count(1), "keep only the N largest channels of each pixel's code for the decoder", "all", "channels")
-    flag(group, "--seed", count(0, 2**63), "seed of first weights, order of images and flips", 0)
+    flag(group, "--seed", count(0, 2**63), "seed of the initial weights, the order of images, and flips", 0)
 
     group = made.add_argument_group("optimisation")
     flag(
         group,
         "--recipe",
         one_of(*RECIPES),
-        "set of defaults; plain: the default by its name, minimises reconstruction error; features: features for classification, from whitened "
+        "set of defaults; plain: another name of the default, minimises reconstruction error; features: features for classification, from whitened "
         "images, a k-means start, then k-sparse denoising, batch 256, adam, 23 epochs; small: batch 16, adam, lr 0.003, 10 epochs; per-image: batch "
         "1, lr 0.001, He init, clip-value 5, 20 epochs; "
         "classifier: batch 128, adam, He init, 10 epochs; resnet: crops and flips of normalised images, batch 512, sgd with Nesterov's momentum, "
@@ -224,7 +225,7 @@ def parser() -> Parser:
         group,
         "--patience",
         count(1),
-        "end when the test loss has not fallen for so many epochs; what reads the run takes the weights of the best epoch",
+        "end when the test loss has not fallen for N epochs; predict, evaluate, extract, export and --weights then take the best epoch's weights",
         "off",
         "epochs",
     )

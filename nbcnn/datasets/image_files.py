@@ -29,7 +29,7 @@ SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """Pillow's names of the formats that `SUFFIXES` stand for."""
 MOST_PIXELS = 1 << 26
-"""Pixels of an image at most. Decoded, turned and converted they take less than 1 GB: three copies of 4 bytes a pixel."""
+"""Pixels of an image at most. Decoded, turned and converted they take less than 1 GB: three copies of 4 bytes per pixel."""
 _HEAVY = {"WEBP": 2}
 """How many pixels one counts as, by the format: libwebp holds the picture four times."""
 DECODED_BYTES = 12
@@ -237,7 +237,7 @@ def _flat(image: Any, mode: str) -> Any:
     if not image.has_transparency_data:
         return image
     made = Image.new(mode, image.size)
-    for box in _strips(image):  # the whole image as RGBA, white and their sum would take 12 bytes a pixel more
+    for box in _strips(image):  # the whole image as RGBA, white and their sum would take 12 bytes per pixel more
         front = image.crop(box).convert("RGBA")
         white = Image.new("RGBA", front.size, (255, 255, 255, 255))
         made.paste(Image.alpha_composite(white, front).convert(mode), box[:2])

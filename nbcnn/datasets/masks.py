@@ -1,7 +1,7 @@
 """Masks: images of classes, one for each image of a data set, in which a pixel's value is the number of its class.
 
     PATH/images/a.jpg, PATH/masks/a.png          the mask of an image has its name, below masks/ as below images/, whatever the suffix
-    PATH/classes.txt                             names of the classes, one a line, from class 0 on; without it the classes are called by number
+    PATH/classes.txt                             names of the classes, one per line, from class 0 on; without it the classes are called by number
 
 A mask is grey (2, 4, 8 or 16 bits), black and white, or of palette colours, of which the index counts. 255 is no class (`dataset.VOID`), but where
 masks hold nothing else than 0 and 255: that is class 1 of two, as usual for figure and ground. Where the images are scaled and cut, so are the masks,
@@ -118,7 +118,7 @@ def names_in(folder: Path) -> tuple[str, ...] | None:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no text: {brief(error)}. It needs the name of a class in each line") from None
     if len(set(names)) < len(names) or not 2 <= len(names) <= VOID:
-        raise DataError(f"{path} must name 2 to {VOID} classes, each once, one a line; it has {len(names)} lines of {len(set(names))} names")
+        raise DataError(f"{path} must name 2 to {VOID} classes, each once, one per line; it has {len(names)} lines of {len(set(names))} names")
     return names
 
 

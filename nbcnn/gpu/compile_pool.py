@@ -275,7 +275,7 @@ def _share_out(jobs: list[Job], workers: int, done: Callable[[int, Stored], None
 
 
 def main() -> int:
-    """A worker: one request a line on stdin, in JSON, answered by a line on stdout: the file for the store in base64, or nothing if the
+    """A worker: one request per line on stdin, in JSON, answered by a line on stdout: the file for the store in base64, or nothing if the
     kernel does not compile here."""
     from nbcnn.gpu.compiler import numba_cuda
 

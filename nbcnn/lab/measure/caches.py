@@ -30,7 +30,7 @@ MAX_BUSY_LAUNCHES = 200
 """Launches that `enqueue` makes at most, one by one: five milliseconds of the host's time."""
 THREADS = 256
 SPAN = 16 * 4 * THREADS
-"""Elements that a block fills: sixteen groups of four a thread."""
+"""Elements that a block fills: sixteen groups of four per thread."""
 
 
 def cache_bytes(device: Any) -> int:

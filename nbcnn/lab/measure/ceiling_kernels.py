@@ -21,7 +21,7 @@ FMAS = CHAINS * UNROLLED
 def fma_kernel() -> Any:
     """Eight chains of x = x·a + b a thread, none waiting for another; what one block took goes to `watch`.
 
-    grid    any number of blocks; 2,048 threads a multiprocessor hide all latency
+    grid    any number of blocks; 2,048 threads per multiprocessor hide all latency
     owns    thread: FMAS · turns multiply-adds
     watch   [cycles, nanoseconds] of block 0: the SM clock while it ran
     moves   nothing but one float a thread at the end

@@ -3,7 +3,7 @@
 Sources: the limits are table "Technical Specifications per Compute Capability" of the CUDA C++ Programming Guide 13.0 and `arch_traits.h` of CCCL
 (CUDA toolkit 13.5), which agree; how registers and shared memory are given out is what `cuda_occupancy.h` of that toolkit does. Registers go to warps
 in units of 256, and a warp lives in one of four parts of the multiprocessor; shared memory goes to blocks in units of 128 bytes (sm_75: 256), and
-from sm_80 on the driver keeps a KiB of every block for itself. Named barriers (more than two a block may cost blocks) are not counted.
+from sm_80 on the driver keeps a KiB of every block for itself. Named barriers (more than two per block may cost blocks) are not counted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def arch_of(capability: tuple[int, int]) -> str | None:
 
 
 def occupancy(arch: str, threads: int, registers: int, shared: int) -> Occupancy:
-    """The occupancy by blocks of `threads`, `registers` a thread, `shared` bytes a block (static and dynamic), on sm_`arch` (a key of `LIMITS`).
+    """The occupancy by blocks of `threads`, `registers` per thread, `shared` bytes per block (static and dynamic), on sm_`arch` (a key of `LIMITS`).
 
     No block at all if one is too large; of several limits that are equal the first counts.
     """

@@ -27,7 +27,7 @@ class Absent(Host):
 
 
 def training(row: Row, batch: int, *, target: Target = H200, fusing: bool = True) -> Training:
-    """The training of the autoencoder on `row` with `batch` images a step, by SGD with momentum, as a session plans it.
+    """The training of the autoencoder on `row` with `batch` images per step, by SGD with momentum, as a session plans it.
 
     Raises UsageError if `row` cannot run a step on that GPU.
     """

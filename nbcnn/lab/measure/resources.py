@@ -12,8 +12,8 @@ from nbcnn.ops.kernel.call import Launch
 
 
 def resources(launch: Any) -> dict[str, Any] | None:
-    """Kernel, grid, block; registers and local bytes (spilled, or an array indexed at run time) a thread; shared bytes a block;
-    blocks and warps a multiprocessor, as the driver says; part of its threads; what allows no more (`occupancy`; None for a GPU that is not
+    """Kernel, grid, block; registers and local bytes (spilled, or an array indexed at run time) per thread; shared bytes per block;
+    blocks and warps per multiprocessor, as the driver says; part of its threads; what allows no more (`occupancy`; None for a GPU that is not
     listed there). None for what is no kernel on a GPU.
 
     The launch must have run once: a kernel may ask for more shared memory then.

@@ -2,7 +2,7 @@
 
     python -m nbcnn.lab.peers.cifar94 --data-dir data --seeds 5 --form compile --out twin.json
 
-It does what makes PyTorch fast: channels_last, autocast to bfloat16, fused SGD, images augmented on the GPU once an epoch, and the whole training
+It does what makes PyTorch fast: channels_last, autocast to bfloat16, fused SGD, images augmented on the GPU once per epoch, and the whole training
 step as one CUDA graph, of the eager step (`graph`) or of one whose network went through torch.compile (`compile`; `compile-max` is its
 max-autotune). The seconds are those from the first training step's images to the last update, without compilation and capture; predictions are timed
 apart. Random numbers are PyTorch's, so a seed draws other weights and shifts than the same seed of the example.

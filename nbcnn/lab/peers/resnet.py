@@ -1,6 +1,6 @@
 """This module trains the PyTorch twin of `nbcnn.resnet18` by the recipe that `nbcnn train --model resnet18` has: the peer of `study resnet`.
 
-It does what makes PyTorch fast: channels_last, autocast to bfloat16, fused SGD, images augmented on the GPU once an epoch, and a whole training step
+It does what makes PyTorch fast: channels_last, autocast to bfloat16, fused SGD, images augmented on the GPU once per epoch, and a whole training step
 as one CUDA graph, of the eager step (`graph`) or of one whose network went through torch.compile (`compile`; `compile-max`: its max-autotune). The
 seconds are those from the first training step's images to the last update; compilation, capture and predictions are timed apart. Random numbers and
 first weights are PyTorch's own, of the same distributions as ours.

@@ -36,7 +36,7 @@ class Peer:
             torch.distributed.destroy_process_group()
 
     def step(self, batch: int, precision: str, form: str, seconds: float) -> Timing:
-        """Milliseconds of a training step on `batch` images a rank: eager or compile."""
+        """Milliseconds of a training step on `batch` images per rank: eager or compile."""
         torch, layout = _prepare(precision)
 
         class Loss(torch.nn.Module):  # type: ignore[name-defined]

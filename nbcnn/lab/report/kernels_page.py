@@ -33,9 +33,9 @@ _INTRODUCTION = """# Kernels
 Made by `python -m nbcnn kernels --page docs/kernels.md`, not by hand; a test fails if it disagrees with the code.
 
 {count} kernels. *Launched by* names the ready-made models that launch a kernel; where none does, the other uses of the list at the end. Training and
-evaluation are planned, with layers fused and not, for batches of {batches}; *in* says in which modes. Registers a thread and the stack frame in bytes
-(spilled registers, or an array that is not in registers) are those of one launch, the first that is planned for the architecture; other tiles and
-types of the same kernel take others. Nothing stands where no launch is planned. Compiled with {versions}.
+evaluation are planned, with layers fused and not, for batches of {batches}; *in* says in which modes. Registers per thread and the stack frame in
+bytes (spilled registers, or an array that is not in registers) are those of one launch, the first that is planned for the architecture; other tiles
+and types of the same kernel take others. Nothing stands where no launch is planned. Compiled with {versions}.
 
 """
 

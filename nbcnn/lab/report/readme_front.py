@@ -57,7 +57,7 @@ def accuracy() -> str:
     fused = [row for row in runs if row["what"] == "train" and row["form"] == "fused"]
     score = f"{100 * mean(row['accuracy'] for row in fused):.2f} % (mean of {len(fused)} seeds)"
     classifier = f"`mnist-cnn`, {fused[0]['epochs']} epochs, {fused[0]['mode']} {fused[0]['precision']}"
-    lines.append((classifier, "MNIST", score, f"{median(row['epoch_ms']['median'] for row in fused) / 1e3:.3f} s an epoch"))
+    lines.append((classifier, "MNIST", score, f"{median(row['epoch_ms']['median'] for row in fused) / 1e3:.3f} s per epoch"))
     return markdown(("what", "data", "test result", "time"), lines, 3) + footer(environment, learning, other)
 
 

@@ -12,10 +12,10 @@ from nbcnn.lab.report import sections
 from nbcnn.lab.report.tables import GPU, folded, footer, joined, markdown, named, section
 
 TITLES = {
-    "elementwise": "**Elementwise ops beside PyTorch and Triton** (µs a call, replayed as a CUDA graph, operands from memory):",
-    "evonorm": "**EvoNorm beside PyTorch and Triton** (µs a call, replayed as a CUDA graph; images of 64×28×28):",
+    "elementwise": "**Elementwise ops beside PyTorch and Triton** (µs per call, replayed as a CUDA graph, operands from memory):",
+    "evonorm": "**EvoNorm beside PyTorch and Triton** (µs per call, replayed as a CUDA graph; images of 64×28×28):",
     "gemm": "**Matrix products beside cuBLAS** (TFLOP/s, replayed as a CUDA graph):",
-    "sweep": "**Small networks forward, by batch size** (µs a batch, replayed as a CUDA graph):",
+    "sweep": "**Small networks forward, by batch size** (µs per batch, replayed as a CUDA graph):",
 }
 
 
@@ -64,7 +64,7 @@ def conv_evonorm() -> str:
         return ""
     head = ("norm, batch", "precision", "convolution", "norm", "both, one by one", "fused, training", "fused, inference")
     ratios = ("added ÷ norm, training", "added ÷ norm, inference", "one by one ÷ fused")
-    title = "**A convolution with its EvoNorm** (3×3, 64→64, images of 28×28, stored NHWC; µs a call, replayed; added: less the convolution alone):"
+    title = "**A convolution with its EvoNorm** (3×3, 64→64, images of 28×28, stored NHWC; µs per call, replayed; added: less the convolution alone):"
     return f"{title}\n\n" + markdown((*head, *ratios), lines) + footer(*environments)
 
 

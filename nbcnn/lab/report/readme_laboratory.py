@@ -33,7 +33,7 @@ def warmup() -> str:
     from nbcnn.lab.studies.warmup_report import answer
 
     (found, *_), environment = section(GPU, "warmup")
-    intro = f"**Why a kernel measured alone looks slow** (`{found['op']}` {found['shape']}, {found['variant']}; µs a call):\n\n"
+    intro = f"**Why a kernel measured alone looks slow** (`{found['op']}` {found['shape']}, {found['variant']}; µs per call):\n\n"
     picture = f"![time of a call and SM clock since the first launch]({_PICTURES}/{WARMUP})\n"
     return intro + sections.warmup(found).markdown() + "\n\n" + " ".join(answer(found)) + "\n\n" + picture + footer(environment).removeprefix("\n")
 

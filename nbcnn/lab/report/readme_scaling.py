@@ -34,7 +34,7 @@ def _measured(rows: Sequence[Row], environment: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """A network between machines: bytes a second of each machine, and seconds a hop."""
+    """A network between machines: bytes per second of each machine, and seconds per hop."""
 
     name: str
     bandwidth: float
@@ -78,7 +78,7 @@ def machines() -> str:
                 step = row["step_ms"]["median"] / 1e3
                 cells += [f"{step / (step + spent):.0%}", f"{9 * spent / step * row['batch']:,.0f}"]
             lines.append((link.name, str(number), f"{spent * 1e6:,.0f}", *cells))
-    columns = [cell for precision in alone for cell in (f"{precision}: efficiency at 1,024 images a GPU", "images a GPU for 90 %")]
+    columns = [cell for precision in alone for cell in (f"{precision}: efficiency at 1,024 images per GPU", "images per GPU for 90 %")]
     title = "**Estimated, not measured: many machines.** "
     text = _assumptions(alone, inside, reduced is not None)
     return title + text + "\n\n" + markdown(("link of each machine", "machines", "all-reduce, µs", *columns), lines) + "\n"
@@ -86,7 +86,7 @@ def machines() -> str:
 
 def _assumptions(alone: dict[str, Row], inside: float, known: bool) -> str:
     steps = ", ".join(f"{row['step_ms']['median']:.2f} ms in {precision}" for precision, row in alone.items())
-    links = "; ".join(f"{link.name}: {link.bandwidth / 1e9:g} GB/s, {link.hop * 1e6:g} µs a hop" for link in LINKS)
+    links = "; ".join(f"{link.name}: {link.bandwidth / 1e9:g} GB/s, {link.hop * 1e6:g} µs per hop" for link in LINKS)
     source = "measured" if known else "assumed"
     return (
         f"A step of 1,024 images takes one GPU {steps} (measured). Each machine adds up its own {GRADIENT_BYTES / 1e6:.1f} MB of gradients\n"

@@ -445,7 +445,7 @@ def classified(classifiers: Mapping[str, Row]) -> Table:
 def scaling(rows: Sequence[Row]) -> Table:
     """Our training steps on several GPUs, with PyTorch's DistributedDataParallel in two columns."""
     every = [row for row in rows if "step_ms" in row]
-    head = ("precision", "GPUs", "images a step", "ms/step", "images/s", "efficiency", "DistributedDataParallel eager", "compiled")
+    head = ("precision", "GPUs", "images per step", "ms/step", "images/s", "efficiency", "DistributedDataParallel eager", "compiled")
     return Table(head, tuple(_ranks(row, every) for row in every if row["form"] == "nbcnn"))
 
 
@@ -473,7 +473,7 @@ def parity(rows: Sequence[Row]) -> Table | None:
         numbers = (f"{row[name]:.1e}" for name in ("gradient_error", "bound", "drift", "drift_of_splits"))
         ratio = f"{row['drift'] / row['drift_of_splits']:.2f}" if row["drift_of_splits"] else ""
         lines.append((row["precision"], str(row["ranks"]), f"{row['batch']:,}", *numbers, ratio))
-    head = ("precision", "GPUs", "images a step", "gradients of a step", "derived bound", f"weights after {found[0]['steps']} steps")
+    head = ("precision", "GPUs", "images per step", "gradients of a step", "derived bound", f"weights after {found[0]['steps']} steps")
     return Table((*head, "one GPU with other split-K counts", "ratio"), tuple(lines))
 
 

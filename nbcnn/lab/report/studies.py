@@ -56,7 +56,7 @@ def fusion(source: Source) -> Parts:
     """Small works and fused kernels beside PyTorch and Triton; the MNIST classifier."""
     for name, rows, where in source.sections("fusion"):
         shown = [row for row in rows if row["launch"] == "graph"] or rows
-        table, unit = sections.cases("case", shown), "TFLOP/s" if sections.is_products(shown) else "µs a call"
+        table, unit = sections.cases("case", shown), "TFLOP/s" if sections.is_products(shown) else "µs per call"
         title = f"{titled(name)}; {len(table.rows)} cases, {unit} in a replayed graph"
         yield page.folded(title, table.html() + page.provenance(where))
     if not source.has("fusion"):

@@ -64,7 +64,7 @@ def gpus() -> str:
         shared = f"{LIMITS[arch].block_kib}"
         version = ".".join(map(str, capability))
         lines.append((version, GPUS[arch], mode, precisions, engines, known, shared, f"{LIMITS[arch].warps}"))
-    head = ("compute capability", "GPUs", "`--mode auto`", "precisions", "engines", "how it is known", "KiB a block", "warps an SM")
+    head = ("compute capability", "GPUs", "`--mode auto`", "precisions", "engines", "how it is known", "KiB per block", "warps per SM")
     return markdown(head, lines, 6) + "\n"
 
 

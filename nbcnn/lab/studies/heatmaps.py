@@ -20,7 +20,7 @@ from nbcnn.train.plots import write_png
 
 Row = dict[str, Any]
 METRICS: dict[str, tuple[str, Callable[[Row], float | None], bool]] = {
-    "latency": ("µs a call", lambda row: row["ms"]["median"] * 1e3, False),
+    "latency": ("µs per call", lambda row: row["ms"]["median"] * 1e3, False),
     "memory": ("MB", lambda row: None if row["memory_bytes"] is None else row["memory_bytes"] / 1e6, False),
     "throughput": ("", lambda row: row["throughput"], True),
     "efficiency": ("% of attainable", lambda row: 100 * row["efficiency"], True),

@@ -122,7 +122,7 @@ def _only(prepared: Prepared) -> Any:
 
 
 def _taken(launch: Any, gpu: Any) -> dict[str, Any]:
-    """Registers a thread, spilled bytes, shared bytes a block, and blocks that a multiprocessor holds."""
+    """Registers per thread, spilled bytes, shared bytes per block, and blocks that a multiprocessor holds."""
     launch.run(gpu.stream)
     gpu.synchronize()
     found = resources(launch) or {}

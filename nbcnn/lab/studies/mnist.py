@@ -182,7 +182,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         lines.append(
             f"{runs[0]['data']}, {runs[0]['mode']} {runs[0]['precision']}, EvoNorm-{runs[0]['norm'].upper()}, {form}, {runs[0]['epochs']} epochs:"
         )
-        lines.append(f"  accuracy by seed {each}; mean {mean(found):.2%}, least {min(found):.2%}; {np.median(seconds):.3f} s an epoch")
+        lines.append(f"  accuracy by seed {each}; mean {mean(found):.2%}, least {min(found):.2%}; {np.median(seconds):.3f} s per epoch")
     forms = [row for row in rows if row["what"] == "step"]
     for row in forms:
         ratio = row["step_ms"]["median"] / forms[0]["step_ms"]["median"]

@@ -18,7 +18,7 @@ DIFFERENT = 1.05
 
 def text(found: dict[str, Any]) -> list[str]:
     """Tables, then the answer in words, each sentence from a figure above it."""
-    lines = [f"{found['op']} {found['shape']}, {found['variant']}; µs a call", ""]
+    lines = [f"{found['op']} {found['shape']}, {found['variant']}; µs per call", ""]
     lines += [f"{'calls':>6}{'after a rest':>15}{'MHz behind it':>15}{'warm, same data':>17}{'rotating data':>15}{'rotating / same':>24}"]
     for cold, warm in zip(found["cold"], found["settled"], strict=True):
         clock = "" if cold["sm_mhz"][0] is None else f"{np.median(cold['sm_mhz']):.0f}"
@@ -102,7 +102,7 @@ def chart(found: dict[str, Any], path: Path) -> None:
     at, low, middle, high = bands([(max(p["at"], 1e-5), p["ms"] * 1e3) for p in found["curve"]])
     axes[0].fill_between(at, low, high, color="#4063d8", alpha=0.25, linewidth=0)
     axes[0].plot(at, middle, color="#4063d8")
-    axes[0].set(xscale="log", xlabel="seconds since the first launch after a rest", ylabel="µs a call, one replayed at a time", ylim=(0, None))
+    axes[0].set(xscale="log", xlabel="seconds since the first launch after a rest", ylabel="µs per call, one replayed at a time", ylim=(0, None))
     if found["warm"]["steady"]:
         axes[0].axvline(found["warm"]["seconds"], color="#999999", linestyle=":")
     clocks = [(max(p["at"], 1e-5), p["sm_mhz"]) for p in found["curve"] if p["sm_mhz"] is not None]
@@ -117,7 +117,7 @@ def chart(found: dict[str, Any], path: Path) -> None:
     axes[1].plot(calls, [float(np.median(c)) for c in cold], "o-", color="#cb3c33", label=f"after {found['sleep']:g} s of rest")
     axes[1].fill_between(calls, [w["least"] * 1e3 for w in warm], [w["most"] * 1e3 for w in warm], color="#389826", alpha=0.2, linewidth=0)
     axes[1].plot(calls, [w["median"] * 1e3 for w in warm], "o-", color="#389826", label="warm")
-    axes[1].set(xscale="log", xlabel="calls between two events", ylabel="µs a call", ylim=(0, None))
+    axes[1].set(xscale="log", xlabel="calls between two events", ylabel="µs per call", ylim=(0, None))
     axes[1].legend(frameon=False)
     figure.suptitle(f"{found['op']} {found['shape']}, {found['variant']}")
     path.parent.mkdir(parents=True, exist_ok=True)
