@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from nbcnn.files.errors import UsageError
@@ -39,15 +38,15 @@ def sides_of(padding: int | tuple[int, ...]) -> tuple[int, int, int, int]:
     return top, bottom, left, right
 
 
-def conv_by_engine(layer: Any, tape: Tape, x: Buf, scope: str, shape: ConvShape, emit: Callable[..., None] | None = None) -> Built:
-    """Record the convolution `shape` of `x` with `layer`'s parameters; the forward pass by `emit`, if there is one."""
+def conv_by_engine(layer: Any, tape: Tape, x: Buf, scope: str, shape: ConvShape) -> Built:
+    """Record the convolution `shape` of `x` with `layer`'s parameters."""
     params = layer.params()
     weight = tape.param(scope, "weight", params["weight"].shape)
     biases = [tape.param(scope, "bias", params["bias"].shape)] if layer.bias else []
     w = weight.reshaped(shape.w_shape)
     y = tape.temp(f"{scope}.y", shape.y_shape)
     geometry = {"stride": shape.stride, "pad": shape.pad}
-    (emit or tape.emit)(Op("conv", "fprop"), [x, w, *biases], [y], scope, **geometry)
+    tape.emit(Op("conv", "fprop"), [x, w, *biases], [y], scope, **geometry)
 
     def backward(dy: Buf) -> Buf:
         dw = tape.grad(weight).reshaped(shape.w_shape)

@@ -7,20 +7,14 @@ them one by one where a shape does not fit (an odd image cannot be pooled in a c
 
     Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and the argmax of each window, two bits
     Conv2d, EvoNormS0 or B0      ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
-    Conv2d, BatchNorm2d, ReLU    ConvBatchNorm   in inference the norm is folded into filters and bias; in training the norm takes the ReLU
-    Conv2d, BatchNorm2d          ConvBatchNorm   likewise
-    BatchNorm2d, ReLU            BatchNormReLU   the gradient makes the ReLU's input once more; ReLU6, HardSwish, Swish, GELU likewise
-    Conv2d, BatchNorm2d, GELU    ConvBatchNormGELU   the convolution, then a BatchNormGELU; ReLU6, HardSwish and Swish likewise
-    BatchNorm2d, Add, ReLU       BatchNormAddReLU    of two values; with a Conv2d before the norm ConvBatchNormAddReLU
-    Residual, ReLU               ResidualReLU    of a body that ends in a BatchNorm2d, which then adds the residual's input and applies the ReLU
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d           UpConv
     DepthwiseConv1d              DepthwiseTogether   both gradients from one load of x and dy; StateSpaceConv1d likewise
     PointwiseConv1d, GLU         GatedPointwise  stores the gated series, and at the end of a Residual's body adds its input on the way
     Residual, LastStep           LastOfResidual  the layers at the body's end that treat every hour by itself compute the last hour only
 
-Maps of results are fused on the plan (`nbcnn.plan.merging`). The body of a Residual is fused as a list of its own.
-The layers are defined in `fuse_convs.py`, `fuse_norms.py`, `fuse_sums.py` and `fuse_series.py`.
+Maps of results and what stands around BatchNorm2d are fused on the plan (`nbcnn.plan.merging`). The body of a Residual is fused as a list of its own.
+The layers are defined in `fuse_convs.py`, `fuse_sums.py` and `fuse_series.py`.
 """
 
 from __future__ import annotations
@@ -31,40 +25,18 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Swish
+from nbcnn.nn.activations import ReLU
 from nbcnn.nn.fuse_convs import ConvEvoNorm, ConvReLUPool, UpConv, UpConvMSE
-from nbcnn.nn.fuse_norms import (
-    BatchNormAddReLU,
-    BatchNormGELU,
-    BatchNormHardSwish,
-    BatchNormReLU,
-    BatchNormReLU6,
-    BatchNormSwish,
-    ConvBatchNorm,
-    ConvBatchNormAddReLU,
-    ConvBatchNormGELU,
-    ConvBatchNormHardSwish,
-    ConvBatchNormReLU6,
-    ConvBatchNormSwish,
-    ResidualReLU,
-    ends_in_norm,
-    exact,
-    takes_norm,
-)
 from nbcnn.nn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
 from nbcnn.nn.fuse_sums import FusedResidual
 from nbcnn.nn.joins import Add
 from nbcnn.nn.layers import Conv2d, Residual
 from nbcnn.nn.losses import MSE
-from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0
+from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d
 from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.plan.graph import Named, Node, Wired, chain, named
 from nbcnn.plan.op import Op
-
-
-def _always(parts: Sequence[Any]) -> bool:
-    return True
 
 
 def _plain(parts: Sequence[Any]) -> bool:
@@ -95,21 +67,6 @@ RULES = (
     Rule((Upsample2d, Conv2d), UpConv, _folds),
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
-    Rule((Conv2d, BatchNorm2d, Add, ReLU), ConvBatchNormAddReLU, takes_norm),
-    Rule((Conv2d, BatchNorm2d, ReLU), ConvBatchNorm, takes_norm),
-    Rule((Conv2d, BatchNorm2d, GELU), ConvBatchNormGELU, exact),
-    Rule((Conv2d, BatchNorm2d, ReLU6), ConvBatchNormReLU6, takes_norm),
-    Rule((Conv2d, BatchNorm2d, HardSwish), ConvBatchNormHardSwish, takes_norm),
-    Rule((Conv2d, BatchNorm2d, Swish), ConvBatchNormSwish, takes_norm),
-    Rule((Conv2d, BatchNorm2d), ConvBatchNorm, takes_norm),
-    Rule((BatchNorm2d, Add, ReLU), BatchNormAddReLU, _always),
-    Rule((BatchNorm2d, ReLU), BatchNormReLU, _always),
-    Rule((BatchNorm2d, GELU), BatchNormGELU, exact),
-    Rule((BatchNorm2d, ReLU6), BatchNormReLU6, _always),
-    Rule((BatchNorm2d, HardSwish), BatchNormHardSwish, _always),
-    Rule((BatchNorm2d, Swish), BatchNormSwish, _always),
-    Rule((Residual, ReLU), ResidualReLU, ends_in_norm),
-    Rule((FusedResidual, ReLU), ResidualReLU, ends_in_norm),
     Rule((Residual, LastStep), LastOfResidual, ends_hourly),
     Rule((FusedResidual, LastStep), LastOfResidual, ends_hourly),
     Rule((PointwiseConv1d, GLU), GatedPointwise, gates),

@@ -1,7 +1,4 @@
-"""This module defines FusedResidual, a Residual whose body is fused: a GatedPointwise at the body's end adds the residual's input.
-
-Sums that a norm computes on its way are in `fuse_norms.py`.
-"""
+"""This module defines FusedResidual, a Residual whose body is fused: a GatedPointwise at the body's end adds the residual's input."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -96,10 +96,9 @@ class Conv2d(Layer):
             raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
         return n, c, h, w
 
-    def build(self, tape: Tape, x: Buf, scope: str, emit: Callable[..., None] | None = None) -> Built:
-        """`emit` records the forward pass of what is not general, and may make another op of it."""
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if not self.general:
-            return conv_by_engine(self, tape, x, scope, self.shape(x, scope), emit)
+            return conv_by_engine(self, tape, x, scope, self.shape(x, scope))
         self._taken(x, scope)
         return convolved(self, tape, x, scope, pair(self.kernel_size), pair(self.stride), pair(self.dilation), self.borders)
 

@@ -20,7 +20,7 @@ from nbcnn.nn.arguments import finite
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
-from nbcnn.plan.op import Op, Part, undone
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Emit = Callable[..., None]
@@ -259,41 +259,26 @@ class BatchNorm2d(_Norm):
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if tape.training and tape.sync is not None:
             return self._together(tape, tape.sync, x, scope)
-        y, backward = self.normalise(tape, x, scope)
-        return y, lambda dy: backward(dy)[0]
+        self.check(x, scope)
+        several_values(tape, x, scope)
+        affine, running = self.affine_of(tape, scope), self.running(tape, scope)
+        y = tape.temp(f"{scope}.y", x.shape)
+        if not tape.training:
+            tape.emit(Op("batchnorm", "infer"), [x, *affine, *running], [y], scope, eps=self.eps)
+            return y, no_backward
+        kept = self.kept(tape, scope)
+        tape.emit(Op("batchnorm", "fprop"), [x, *affine, *running], [y, *kept, *running], scope, eps=self.eps, momentum=self.momentum)
+
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit(Op("batchnorm", "grads"), [dy, x, *affine, *kept], [dx, *map(tape.grad, affine)], scope)
+            return dx
+
+        return y, backward
 
     def kept(self, tape: Tape, scope: str) -> list[Buf]:
         """What the gradients want of a batch's statistics: the mean and 1/√(σ² + eps) of every channel."""
         return [tape.temp(f"{scope}.{name}", (known(self),)) for name in ("mean", "rstd")]
-
-    def normalise(
-        self, tape: Tape, x: Buf, scope: str, after: tuple[Part, ...] = (), other: Buf | None = None, kept: list[Buf] | None = None
-    ) -> tuple[Buf, Callable[[Buf], list[Buf]]]:
-        """Record y; `after`: what follows the norm in the same op, an activation, or the sum with `other` and its activation.
-
-        kept: the batch's statistics, which whoever made x in training has made, too. The backward returns the gradient of x and, if there is one,
-        that of `other`.
-        """
-        self.check(x, scope)
-        several_values(tape, x, scope)
-        affine, running, others = self.affine_of(tape, scope), self.running(tape, scope), [] if other is None else [other]
-        y = tape.temp(f"{scope}.y", x.shape)
-        if not tape.training:
-            tape.emit(Op("batchnorm", "infer", after=after), [x, *affine, *running, *others], [y], scope, eps=self.eps)
-            return y, _no_backwards
-        if kept is not None:
-            tape.emit(Op("batchnorm", "apply", after=after), [x, *affine, *kept, *others], [y], scope)
-        else:
-            kept, attrs = self.kept(tape, scope), {"eps": self.eps, "momentum": self.momentum}
-            tape.emit(Op("batchnorm", "fprop", after=after), [x, *affine, *running, *others], [y, *kept, *running], scope, **attrs)
-
-        def backward(dy: Buf) -> list[Buf]:
-            grads = [tape.temp(f"{scope}.dx", x.shape), *([] if other is None else [tape.temp(f"{scope}.dother", x.shape)])]
-            read = [dy, x, *affine] if other is None else [dy, x, y, affine[0]]
-            tape.emit(Op("batchnorm", "grads", before=undone(after)), [*read, *kept], [*grads, *map(tape.grad, affine)], scope)
-            return grads
-
-        return y, backward
 
     def _together(self, tape: Tape, sync: Sync, x: Buf, scope: str) -> Built:
         """Record the norm with the statistics of all ranks."""
@@ -314,10 +299,6 @@ class BatchNorm2d(_Norm):
             return dx
 
         return y, backward
-
-
-def _no_backwards(dy: Buf) -> list[Buf]:
-    return [no_backward(dy)]
 
 
 class _GroupNorm(_Norm):

@@ -3,6 +3,10 @@
 Layers record plain steps, and the rules look at steps alone, so they hold for lists and graphs, in training and in inference. A rule is taken where
 the row has its op:
 
+    batchnorm_fprop, gelu_fprop         batchnorm_gelu_fprop, and batchnorm_gelu_grads for both gradients; so of every map that norms have
+    batchnorm_fprop, add, relu_fprop    batchnorm_add_relu_fprop and _grads: the norm adds another value, too
+    conv_fprop, batchnorm_fprop         conv_statistics_fprop, batchnorm_apply: the convolution's epilogue makes the statistics; with maps likewise
+    conv_fprop, batchnorm_infer         batchnorm_fold, conv_fprop: in inference the norm is folded into filters and bias; with maps likewise
     conv_fprop, sigmoid_fprop           conv_sigmoid_fprop: a map of results is made by the convolution, or the sum, that makes them; any activation
     add, batchnorm_add_relu_grads       the op adds the two gradients of its output by itself
     maxpool_dgrad, add                  the pooling adds the other gradient of its input to what it gives that
@@ -25,19 +29,21 @@ first (`nbcnn.plan.graph.trace_nodes`).
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.op import Add, Bias, Keep, Map, Mask, Op, Sums
+from nbcnn.plan.op import Add, Bias, Keep, Map, Mask, Moments, Op, Sums, undone
 from nbcnn.plan.shapes import numel
 
 ADDS_GRADIENTS = {Op("batchnorm", "grads", before=(Mask("relu"), Keep())): 6}
 """Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
 MAPPED = {Op("conv", "fprop"): 3, Op("upconv", "fprop"): 3, Op("add"): 2}
 """Ops that can apply a map to their results, and the operands that they must have for it: a convolution's epilogue has a bias."""
+NORMS = tuple(Op("batchnorm", direction) for direction in ("fprop", "infer"))
+"""Norms that can apply the map behind them."""
 MASK = Op("relu", "dgrad")
 PRODUCTS = (Op("conv", "dgrad"), Op("upconv", "dgrad"))
 
@@ -48,7 +54,7 @@ class Steps:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.slots = [[step] for step in steps]
         self.index = {step: at for at, step in enumerate(steps)}
-        self.readers, self.writers = Counter[Buf](), dict[Buf, list[Step]]()
+        self.readers, self.writers = dict[Buf, list[Step]](), dict[Buf, list[Step]]()
         for step in steps:
             self._count(step)
 
@@ -56,28 +62,36 @@ class Steps:
         return (step for slot in self.slots for step in slot)
 
     def _count(self, step: Step) -> None:
-        self.readers.update(buf.root for buf in step.ins)
-        for buf in step.outs:
-            self.writers.setdefault(buf.root, []).append(step)
+        for bufs, known in ((step.ins, self.readers), (step.outs, self.writers)):
+            for buf in bufs:
+                known.setdefault(buf.root, []).append(step)
 
     def put(self, place: Step, made: Sequence[Step], *gone: Step) -> Sequence[Step]:
         """Let `made` take the place of `place`, and those of `gone` go; return `made`."""
         at = self.index[place]
         for step in (place, *gone):
             self.slots[self.index.pop(step)].remove(step)
-            self.readers.subtract(buf.root for buf in step.ins)
-            for buf in step.outs:
-                self.writers[buf.root].remove(step)
+            for bufs, known in ((step.ins, self.readers), (step.outs, self.writers)):
+                for buf in bufs:
+                    known[buf.root].remove(step)
         self.slots[at] += made
         for step in made:
             self.index[step] = at
             self._count(step)
         return made
 
+    def reading(self, buf: Buf) -> list[Step]:
+        """The steps that read a Buf, as often as they read it."""
+        return self.readers.get(buf.root, [])
+
     def between(self, read: Buf, *ops: Op) -> Step | None:
         """The step, of one of `ops` if any are given, that makes a temporary which one step alone reads, once, in the shape in which it is made."""
+        return self.maker(read, *ops) if len(self.reading(read)) == 1 else None
+
+    def maker(self, read: Buf, *ops: Op) -> Step | None:
+        """The step, of one of `ops` if any are given, that alone makes a temporary, in the shape in which it is read; others may read it, too."""
         writers = self.writers.get(read.root, [])
-        if read.root.home != "arena" or self.readers[read.root] != 1 or len(writers) != 1:
+        if read.root.home != "arena" or len(writers) != 1:
             return None
         (maker,) = writers
         return maker if (not ops or maker.op in ops) and maker.outs[0].root is read.root and _alike(maker.outs[0], read) else None
@@ -97,6 +111,71 @@ def merge(steps: Sequence[Step], ops: Container[Op] = ()) -> list[Step]:
             if step in made.index:
                 waiting.extendleft(reversed(rule(made, step, ops)))
     return list(made)
+
+
+def _normed(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A map behind a norm, or behind the sum of a norm and another value, made by the norm; and so is its gradient, by the norm's.
+
+    The norm's gradient makes the map's input once more, so no other step may read that; behind a sum it reads the map's output, and writes the
+    gradient of the other value, too.
+    """
+    if step.op != Op(step.op.kind, "fprop") or not len(step.ins) == len(step.outs) == 1 or step.attrs:
+        return ()
+    (y,), (z,) = step.ins, step.outs
+    back = Op(step.op.kind, "dgrad")
+    masks = {each for buf in (y, z) for each in steps.reading(buf) if each.op == back and each.ins[1].root in (y.root, z.root)}
+    total = steps.maker(y, Op("add"))
+    norms = [steps.between(buf, *NORMS) for buf in total.ins] if total else [steps.maker(y, *NORMS)]
+    if len(masks) > 1 or {*steps.reading(y)} - masks != {step}:
+        return ()
+    for norm in sorted((each for each in norms if each), key=lambda each: steps.index[each]):
+        after = (*((Add(),) if total else ()), Map(step.op.kind))
+        op, gradient = replace(norm.op, after=after), Op("batchnorm", "grads", before=undone(after))
+        if op not in ops:
+            continue
+        for mask in masks:
+            dy = mask.outs[0]
+            own = [each for each in steps.reading(dy) if each.op == gradient.plain and _roots(each.ins[1:3]) == _roots(norm.ins[:2])]
+            if gradient not in ops or not own or (not total and steps.reading(dy) != own):
+                return ()
+            (grads, *_), (_, x, weight, bias, mean, rstd) = own, own[0].ins
+            if total:
+                made = replace(grads, op=gradient, ins=(mask.ins[0], x, z, weight, mean, rstd), outs=(grads.outs[0], dy, *grads.outs[1:]))
+                steps.put(mask, [made], grads)
+            else:
+                steps.put(grads, [replace(grads, op=gradient, ins=(mask.ins[0], x, weight, bias, mean, rstd))], mask)
+        others = [buf for buf in total.ins if buf.root is not norm.outs[0].root] if total else []
+        made = replace(norm, op=op, ins=(*norm.ins, *others), outs=(z, *norm.outs[1:]))
+        return steps.put(step, [made], norm, total) if total else steps.put(norm, [made], step)
+    return ()
+
+
+def _with_moments(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """The statistics of a batch made by the convolution whose results they are of; the norm is one pass behind it."""
+    conv = steps.maker(step.ins[0], Op("conv", "fprop")) if step.op.plain == Op("batchnorm", "fprop") else None
+    op, apply = Op("conv", "fprop", after=(Moments(),)), replace(step.op, direction="apply")
+    # The convolution comes to where the norm is, so that a layer that is called twice moves its running statistics in the order of the calls.
+    if conv is None or op not in ops or apply not in ops or any(steps.index[each] < steps.index[step] for each in steps.reading(step.ins[0])):
+        return ()
+    (y, *kept), attrs = step.outs, {**conv.attrs, **step.attrs}
+    first = replace(conv, op=op, ins=(*conv.ins, *step.ins[3:5]), outs=(*conv.outs, *kept), attrs=attrs)
+    return steps.put(step, [first, Step(apply, (*step.ins[:3], *kept[:2], *step.ins[5:]), (y,), {}, step.scope)], conv)
+
+
+def _folded(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A norm of inference, with the map behind it, folded into the filters and the bias of the convolution before it. Behind a sum a pass is left
+    anyway.
+    """
+    inference = step.op.plain == Op("batchnorm", "infer") and not step.op.has(Add)
+    conv = steps.between(step.ins[0], Op("conv", "fprop")) if inference else None
+    op, fold = Op("conv", "fprop", after=step.op.after), Op("batchnorm", "fold")
+    if conv is None or op not in ops or fold not in ops:
+        return ()
+    x, weight, *bias = conv.ins
+    # One axis, so that no row of the op table rounds the filters before they are packed.
+    filters, shift = Buf(f"{conv.scope}.folded", (numel(weight.shape),)), Buf(f"{conv.scope}.shift", (weight.shape[0],))
+    folding = Step(fold, (weight.reshaped(filters.shape), *bias, *step.ins[1:]), (filters, shift), step.attrs, step.scope)
+    return steps.put(conv, [folding, replace(conv, op=op, ins=(x, filters.reshaped(weight.shape), shift), outs=step.outs)], step)
 
 
 def _mapped(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
@@ -174,6 +253,10 @@ def _with_mask(before: Step, mask: Step) -> Step:
     return replace(before, op=replace(before.op, after=(Mask("relu"),)), ins=(*before.ins, y), outs=(out,))
 
 
+def _roots(bufs: Sequence[Buf]) -> list[Buf]:
+    return [buf.root for buf in bufs]
+
+
 def _alike(a: Buf, b: Buf) -> bool:
     """Whether two shapes are equal but for axes of one element at the end, which move nothing in any layout: vectors as 1×1 images."""
     return numel(a.shape) == numel(b.shape) and all(m == n for m, n in zip(a.shape, b.shape, strict=False))
@@ -184,7 +267,7 @@ def _like(buf: Buf, other: Buf) -> Buf:
     return buf if buf.shape == other.shape else buf.reshaped(other.shape)
 
 
-RULES: tuple[Rule, ...] = (_mapped, _second, _pooled, _biased, _passed, _masked)
+RULES: tuple[Rule, ...] = (_normed, _with_moments, _folded, _mapped, _second, _pooled, _biased, _passed, _masked)
 """The rules of `merge` in their order."""
 
 
@@ -210,7 +293,7 @@ def with_sums(steps: Sequence[Step], find: Find) -> list[Step]:
         way = next((way for way in ways if find(way.steps[0])[0] == find(way.before)[0]), None)
         if way is not None:
             # What nobody reads is not made: the gradient of the network's input.
-            kept = [each for each in way.steps if each.outs[0].root.home != "arena" or each is way.steps[0] or made.readers[each.outs[0].root]]
+            kept = [each for each in way.steps if each.outs[0].root.home != "arena" or each is way.steps[0] or made.reading(each.outs[0])]
             made.put(step, kept, *(each for each in (way.before, way.total) if each is not None))
     return list(made)
 

@@ -13,8 +13,6 @@ from nbcnn.cli.train_data import harder
 from nbcnn.cli.train_loss import with_loss
 from nbcnn.dictionary import fit
 from nbcnn.nn import description
-from nbcnn.nn.fuse import fuse_nodes
-from nbcnn.nn.graphs import wired
 from nbcnn.nn.models import encoder
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.run.net import Net
@@ -57,14 +55,16 @@ def test_norms_in_graphs_are_the_same_fused_and_not(fusing_cpu, general):
 
 
 def test_a_norm_whose_output_has_two_readers_keeps_it(fusing_cpu):
-    net = nbcnn.Model(normed(), mode="cpu").build(IMAGE).net
-    kinds = {node.name: type(node.layer).__name__ for node in fuse_nodes(wired(net.layers), net.row.ops).nodes}
-    assert kinds["conv1"] == "ConvBatchNorm"
-    assert kinds["relu2"] == "ReLU"
-    assert "batchnorm2" not in kinds
-    general = nbcnn.Model(normed(general=True), mode="cpu").build(IMAGE).net
-    kinds = {node.name: type(node.layer).__name__ for node in fuse_nodes(wired(general.layers), general.row.ops).nodes}
-    assert (kinds["conv3"], kinds["batchnorm3"]) == ("Conv2d", "BatchNormReLU")
+    def ops(general):
+        net = nbcnn.Model(normed(general), mode="cpu").build(IMAGE).net
+        return {step.scope: str(step.op) for step in net.record_gradients(2).steps if step.op.direction in ("fprop", "apply")}
+
+    engines = ops(general=False)
+    assert (engines["conv1"], engines["batchnorm1"]) == ("conv_statistics_fprop", "batchnorm_relu_apply")
+    assert (engines["batchnorm2"], engines["relu2"]) == ("batchnorm_apply", "relu_fprop")
+    assert engines["batchnorm3@2"] == "batchnorm_add_relu_apply"
+    general = ops(general=True)
+    assert (general["conv3"], general["batchnorm3"]) == ("gconv_fprop", "batchnorm_relu_fprop")
 
 
 def test_gradients_of_a_shared_norm_are_those_of_finite_differences():

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import numpy as np
 import pytest
 from teams import together
 from test_net import depth_bound
 
 import nbcnn
-from nbcnn import modes
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES
-from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Swish
+from nbcnn.nn.activations import GELU, HardSwish, ReLU, ReLU6, Swish, Tanh
 from nbcnn.nn.corruption import Dropout
-from nbcnn.nn.fuse import fuse, fuse_nodes
-from nbcnn.nn.fuse_norms import BatchNormAddReLU, BatchNormGELU, BatchNormReLU, ConvBatchNorm, ConvBatchNormGELU, ResidualReLU
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.joins import Add
-from nbcnn.nn.layers import Conv2d, Residual, sized
+from nbcnn.nn.layers import Conv2d, Residual
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm
 from nbcnn.nn.optim import SGD
 from nbcnn.plan.bounds import parity_bound
-from nbcnn.plan.graph import Buf, ShapeError, Tape, named
+from nbcnn.plan.graph import Buf, ShapeError, Tape, named, trace
+from nbcnn.plan.merging import merge
 from nbcnn.ranks.team import ALONE
 from nbcnn.run.net import Net
 from nbcnn.run.program import pack_index
@@ -77,26 +77,49 @@ def test_first_values_names_and_save_and_load(tmp_path):
     np.testing.assert_array_equal(again.predict(IMAGES), model.predict(IMAGES))
 
 
-def test_what_is_fused():
-    ops = {op for rule in modes.REFERENCES for op in (rule,)} | set(modes.CPU)
-    found = fuse(named(sized(layers(), SHAPE)), ops)
-    assert [(name, type(layer)) for name, layer in found] == [
-        ("conv1", ConvBatchNorm),
-        ("dropout1", Dropout),
-        ("residual1", ResidualReLU),
-        ("conv2", ConvBatchNormGELU),
-        ("batchnorm3", BatchNorm2d),
-        ("conv3", Conv2d),
-        ("mse1", MSE),
+def forward_of(layers, shape=SHAPE, training=True):
+    """(layer, op) of every step between the images and the loss."""
+    net = Net(layers, shape, mode="cpu")
+    steps = net.record_gradients(2).steps if training else net.record_predict(2).steps[1:]
+    return [(step.scope, str(step.op)) for step in takewhile(lambda step: step.scope != "mse", steps)]
+
+
+def test_what_is_fused(fusing_cpu):
+    assert forward_of(layers()) == [
+        ("conv1", "conv_statistics_fprop"),
+        ("batchnorm1", "batchnorm_relu_apply"),
+        ("residual1.conv1", "conv_statistics_fprop"),
+        ("residual1.batchnorm1", "batchnorm_relu_apply"),
+        ("residual1.conv2", "conv_statistics_fprop"),
+        ("residual1.batchnorm2", "batchnorm_add_relu_apply"),
+        ("conv2", "conv_statistics_fprop"),
+        ("batchnorm2", "batchnorm_gelu_apply"),
+        ("batchnorm3", "batchnorm_fprop"),
+        ("conv3", "conv_fprop"),
     ]
-    assert [type(layer) for _, layer in found[2][1].named_body("")] == [ConvBatchNorm, ConvBatchNorm]
-    assert [type(layer) for _, layer in fuse(named([BatchNorm2d(), ReLU(), MSE()]), ops)] == [BatchNormReLU, MSE]
-    gelus = [BatchNorm2d(), GELU(), Conv2d(3), BatchNorm2d(), GELU(), MSE()]
-    assert [type(layer) for _, layer in fuse(named(gelus), ops)] == [BatchNormGELU, ConvBatchNormGELU, MSE]
-    for layer, fused in ((ReLU6, "ReLU6"), (HardSwish, "HardSwish"), (Swish, "Swish")):
-        plain = [BatchNorm2d(), layer(), Conv2d(3), BatchNorm2d(), layer(), MSE()]
-        assert [type(each).__name__ for _, each in fuse(named(plain), ops)] == [f"BatchNorm{fused}", f"ConvBatchNorm{fused}", "MSE"]
-    assert fuse(named(sized(layers(), SHAPE)), ()) == named(sized(layers(), SHAPE))
+    assert ("batchnorm1", "batchnorm_fprop") in forward_of([BatchNorm2d(), Tanh(), MSE()]), "no norm applies that"
+    ops = [str(step.op) for step in Net(layers(), SHAPE, mode="cpu", fusing=False).record_gradients(2).steps]
+    assert not {"conv_statistics_fprop", "batchnorm_relu_grads"} & {*ops}
+
+
+def test_a_norm_of_inference_is_folded_whatever_map_follows(fusing_cpu, rng):
+    """Tanh behind the norm is made by the convolution, and so is what two norms in a row are folded into."""
+    body = [Conv2d(4, 3), BatchNorm2d(), Tanh(), Conv2d(5, 1, bias=False), BatchNorm2d(), BatchNorm2d(eps=0.1), GELU(), MSE()]
+    made = [Net(body, SHAPE, mode="cpu", fusing=fusing) for fusing in (True, False)]
+    for net in made:
+        net.params.load_dict(
+            {name: np.random.default_rng(4).uniform(0.5, 1.5, each.shape).astype(np.float32) for name, each in net.params.as_dict().items()}
+        )
+    fused, plain = (net.predict(IMAGES) for net in made)
+    # Seven layers, each of sums over at most 27 products.
+    assert np.linalg.norm(fused - plain) <= 2 * 7 * parity_bound(27, "fp32") * np.linalg.norm(plain)
+    assert [op for _, op in forward_of(body, training=False)] == [
+        "batchnorm_fold",
+        "conv_tanh_fprop",
+        "batchnorm_fold",
+        "batchnorm_fold",
+        "conv_gelu_fprop",
+    ]
 
 
 @pytest.mark.parametrize("layer", [ReLU6, HardSwish, Swish])
@@ -136,8 +159,8 @@ def test_fused_and_folded_nets_compute_what_plain_ones_do(fusing_cpu, rng):
     fused, plain = (net.predict(IMAGES) for net in made)
     assert np.linalg.norm(fused - plain) <= bound * np.linalg.norm(plain)
     ops = [str(step.op) for step in made[0].record_predict(2).steps]
-    assert ops.count("batchnorm_fold") == 2
-    assert ops.count("batchnorm_add_relu_infer") == ops.count("batchnorm_gelu_infer") == ops.count("batchnorm_infer") == 1
+    assert ops.count("batchnorm_fold") == 3
+    assert ops.count("batchnorm_add_relu_infer") == ops.count("conv_gelu_fprop") == ops.count("batchnorm_infer") == 1
     trained, plainly = (session(net) for net in made)
     for _ in range(2):
         trained.step()
@@ -218,9 +241,8 @@ def test_packed_copies_are_made_of_folded_filters_after_they_are_folded():
     """A plan for tensor cores: each convolution behind which a norm was reads a packed copy that a step of its own makes of the folded filters."""
     row, net = MODES["tensorcore", "bf16"], Net(layers(), SHAPE, mode="cpu")
     tape, x = Tape(False), Buf("x", (8, *SHAPE), home="io")
-    for name, layer in fuse(named(net.layers[:-1]), row.ops):
-        x, _ = layer.build(tape, x, name)
-    plan = plan_on(row, tape.steps, net.flat_weights, target=H200)
+    trace(tape, named(net.layers[:-1]), x)
+    plan = plan_on(row, merge(tape.steps, row.ops), net.flat_weights, target=H200)
     seen = set()
     for item in plan.steps:
         step = item.step
@@ -234,7 +256,7 @@ def test_packed_copies_are_made_of_folded_filters_after_they_are_folded():
                 assert index.max() < (weight.shape[0] if folded else net.params.layout.size)
                 assert not folded or index.max() == weight.shape[0] - 1
         seen |= {buf.root for buf in step.outs}
-    assert sum(str(item.step.op) == "batchnorm_fold" for item in plan.steps) == 2
+    assert sum(str(item.step.op) == "batchnorm_fold" for item in plan.steps) == 3
 
 
 @pytest.mark.full
@@ -308,17 +330,17 @@ def test_in_a_graph_the_norm_adds_another_value_and_applies_the_relu(fusing_cpu,
 
 
 def test_only_a_sum_of_two_values_that_nobody_else_reads_is_fused(fusing_cpu):
-    ops = MODES["cpu", "fp32"].ops
     x = nbcnn.Input(SHAPE)
     a, b = BatchNorm2d()(x), ReLU()(x)
     for summed, wanted in (
-        (ReLU()(a + b), [ReLU, BatchNormAddReLU]),
-        (ReLU()(b + a), [ReLU, BatchNormAddReLU]),
-        (ReLU()(Add()([a, b, x])), [BatchNorm2d, ReLU, Add, ReLU]),
-        (ReLU()(a + a), [BatchNorm2d, Add, ReLU]),
-        (ReLU()(a + b) + a, [BatchNorm2d, ReLU, Add, ReLU, Add]),
+        (ReLU()(a + b), ["relu_fprop", "batchnorm_add_relu_fprop"]),
+        (ReLU()(b + a), ["relu_fprop", "batchnorm_add_relu_fprop"]),
+        (ReLU()(Add()([a, b, x])), ["batchnorm_fprop", "relu_fprop", "add", "add_relu"]),
+        (ReLU()(a + a), ["batchnorm_fprop", "add_relu"]),
+        (ReLU()(a + b) + a, ["batchnorm_fprop", "relu_fprop", "add_relu", "add"]),
     ):
-        assert [type(node.layer) for node in fuse_nodes(Graph.of(x, summed).sized().wired(), ops).nodes] == wanted
+        graph = Graph.of(x, Conv2d(3, 1)(summed), MSE())
+        assert [op for _, op in forward_of(graph)][: len(wanted)] == wanted
     with pytest.raises(ShapeError, match="takes two or more values of one shape"):
         Net(Graph.of(x, ReLU()(BatchNorm2d()(Conv2d(4, 1)(x)) + x), MSE()), SHAPE, mode="cpu")
 
