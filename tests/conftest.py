@@ -110,7 +110,8 @@ def pytest_runtest_makereport(item, call):
     Where Numba is not installed, a test that comes to it, here or in a process of its own, is skipped with the line that installs it.
     """
     report = yield
-    if report.failed and NO_NUMBA and ("Numba-CUDA is not installed" in report.longreprtext or "No module named 'numba'" in report.longreprtext):
+    said = report.longreprtext + report.capstdout + report.capstderr if report.failed and NO_NUMBA else ""
+    if "Numba-CUDA is not installed" in said or "No module named 'numba'" in said:
         report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, NO_NUMBA)
     missing = item.config.stash[NO_GPU]
     if report.skipped and missing and missing in str(report.longrepr) and not item.get_closest_marker("gpu"):

@@ -29,6 +29,18 @@ class Fake:
         self.filled += 1
 
 
+class Clock:
+    """In the place of the module time: it moves by what is slept, however busy the machine is."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
 class Clocks:
     """A watch that gives the readings of `script` one after another, the last one for ever."""
 
@@ -144,7 +156,10 @@ def test_noise_is_sampled_longer_but_not_for_ever():
     assert len(long.ms) == sampling.FEWEST
 
 
-def test_a_slow_drift_is_not_steady():
+def test_a_slow_drift_is_not_steady(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(sampling, "time", clock)
+    monkeypatch.setitem(globals(), "time", clock)
     slower = np.repeat(np.linspace(1, 1.4, 40), 20)
     found = sampling.sample([Fake(slower, 1e-3)], 1, WARM, Clocks(reading(1980)), cap=0.4)
     assert not found.steady
