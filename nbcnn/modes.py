@@ -154,8 +154,7 @@ def _tensorcore(precision: str) -> Row:
     groups = [(name, expanded.grouped(ops)) for name, ops in (("wgmma", hopper), ("mma", general))]
     behind = (("wgmma", norms), *two_ops, *_STREAMED, *groups, ("common", batch_cluster.OPS), ("common", common))
     parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
-    own = ("thin", "wgmma", "mma", "common", *(("im2col",) if precision == "fp32" else ()))
-    return Row("tensorcore", precision, "gpu", "NHWC", parts, own, by_cost=True)
+    return Row("tensorcore", precision, "gpu", "NHWC", parts, ("thin", "wgmma", "mma", "common", "im2col"), by_cost=True)
 
 
 MODES: Mapping[tuple[str, str], Row] = {

@@ -10,6 +10,7 @@ import pytest
 from nbcnn.cli import recipes, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
+from nbcnn.gpu.target import H200
 from nbcnn.modes import DWCONV, MODES, with_dwconv
 from nbcnn.nn.activations import Swish
 from nbcnn.nn.fuse import fuse
@@ -19,10 +20,11 @@ from nbcnn.nn.losses import MSE
 from nbcnn.nn.series_layers import DepthwiseConv1d
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.flops import conv_shape, step_flops
-from nbcnn.plan.graph import ShapeError, named
+from nbcnn.plan.graph import Buf, ShapeError, Step, named
 from nbcnn.plan.op import Op
 from nbcnn.plan.storage import decode, encode
 from nbcnn.run.net import Net
+from nbcnn.run.resolve import resolver
 from nbcnn.run.rows import choose_mode
 
 SERIES = (3, 12)
@@ -136,6 +138,21 @@ def test_an_overlay_comes_first_and_counts_as_the_mode():
         for op, impl in ops.items():
             assert next(row.chain(op)) == (variant, impl)
         assert variant in row.own
+
+
+@pytest.mark.parametrize("variant", DWCONV)
+def test_a_variant_that_is_asked_for_runs_whatever_it_costs(variant):
+    """In a row by cost, too: the plainest kernel is estimated to take three times as long as the row's own."""
+    x, w, y = Buf("x", (33, 64, 256)), Buf("w", (64, 15)), Buf("y", (33, 64, 256))
+    step = Step(Op("dwconv1d", "fprop"), (x, w), (y,), {"padding": "causal"})
+    row = MODES["tensorcore", "bf16"]
+    assert row.by_cost
+    chosen = resolver(with_dwconv(row, variant), H200)(step)
+    assert chosen.mode == variant
+    if variant == "naive":
+        asked, own = (float(words.split()[-2]) for words in chosen.offered)
+        assert asked > 2 * own
+    assert resolver(row, H200)(step).mode == "common"
 
 
 def test_a_variant_is_refused_on_the_cpu():

@@ -40,34 +40,20 @@ class Speed:
 MEMORY, CACHE = 2.8e6, 8e6
 """Bytes a microsecond of the whole GPU: different ones out of memory, all of them through caches."""
 
-SPEEDS: dict[tuple[str, str, str], Speed] = {
-    ("im2col", "", "float32"): Speed(2.1, 0.850, 2),
-    ("pointwise", "", "float32"): Speed(2.1, 0.880, 2),
-    ("mma", "PixelTile", "bfloat16"): Speed(0.20, 0.832, 4),
-    ("mma", "PixelTile", "float32"): Speed(0.20, 0.890, 4),
-    ("mma", "PixelTile", "tfloat32"): Speed(0.20, 0.908, 4),
-    ("wgmma", "PixelTile", "bfloat16"): Speed(4.00, 0.770, 4),
-    ("wgmma", "PixelTile", "float32"): Speed(3.19, 1.04, 4),
-    ("wgmma", "PixelTile", "tfloat32"): Speed(4.00, 0.923, 4),
-    ("wgmma", "SquareTile", "bfloat16"): Speed(1.57, 0.939, 4),
-    ("winograd", "", "float32"): Speed(0.91, 1.08, 2),
-    ("winograd with norm", "", "float32"): Speed(0.91, 1.08, 2),
-    ("nine products", "", "float32"): Speed(0.91, 1.08, 2),
+SPEEDS = {
+    "im2col": Speed(2.1, 0.850, 2),
+    "pointwise": Speed(2.1, 0.880, 2),
+    "winograd": Speed(0.91, 1.08, 2),
+    "winograd with norm": Speed(0.91, 1.08, 2),
+    "nine products": Speed(0.91, 1.08, 2),
 }
-"""By engine, kind of tile ("": any) and how the first operand is stored.
+"""By engine: those on CUDA cores, whose model of tiles was fitted on an H200. mma and wgmma have rates of their own for this (BESIDE).
 
-Fitted to 2,600 times of 960 steps on an H100, so that ratios within a step count more than times (tests/lab/engines_h100.json).
+Fitted to 390 times on an H100, so that ratios within a step count more than times (tests/lab/engines_h100.json).
 """
-
 
 STREAM = Speed(2.0, 1.0, 1)
 """Launches that move bytes: a batch norm's gradients of 25 MB by one launch take 14.8 µs, by three of 44 MB 28.7 (H100)."""
-
-
-def speed_of(engine: str, call: Call) -> Speed:
-    """How fast an engine's kernels for a call's kind of tile are."""
-    stored = call.in_dtypes[0] if call.in_dtypes else "float32"
-    return SPEEDS.get((engine, type(call.tile).__name__, stored)) or SPEEDS[engine, "", stored]
 
 
 def moved(launches: Iterable[Traffic]) -> float:
@@ -88,4 +74,4 @@ def stream(launches: Sequence[Traffic]) -> float:
 
 def estimate(engine: str, products: Callable[[Call, Target], float], traffic: Callable[[Call], Sequence[Traffic]]) -> Callable[[Call, Target], float]:
     """The `Impl.estimate` of an engine whose products alone take the microseconds that `products` says."""
-    return lambda call, target: microseconds(products(call, target), traffic(call), speed_of(engine, call))
+    return lambda call, target: microseconds(products(call, target), traffic(call), SPEEDS[engine])

@@ -135,7 +135,9 @@ values of tf32, split and transposed on the way, are fitted to 1,500 times of 53
 """
 
 
-def _measured(tensor: float, fetched: float, latency: float, start: float, ends: float, memory: float, crowd: float, padded: float) -> Rates:
+def _measured(
+    tensor: float, fetched: float, latency: float, start: float, ends: float, memory: float, crowd: float = 0.0, padded: float = 0.0
+) -> Rates:
     """Rates beside other engines: shared memory is never what a step waits for, and nothing covers the end of a tile."""
     return Rates(tensor, 1e9, fetched, latency, start, ends, 0.0, memory, 8, crowd=crowd, padded=padded)
 
@@ -146,10 +148,16 @@ BESIDE = {
     ("columns", "fp32"): (3.49, _measured(1.05, 50.3, 940, 1010, 27.1, 1480, 13.0, 0.41)),
     ("patches", "bf16"): (2.61, _measured(0.79, 47.4, 716, 331, 44.9, 1520, 1.04, 0.06)),
     ("patches", "tf32"): (3.43, _measured(0.80, 42.9, 979, 118, 146, 1300, 1.75, 0.05)),
+    ("pixels", "bf16"): (2.90, _measured(1.10, 47.5, 100, 200, 10.5, 1450)),
+    ("squares", "bf16"): (4.00, _measured(0.97, 34.1, 101, 2150, 40, 1450)),
+    ("pixels", "tf32"): (2.67, _measured(1.10, 25.6, 4690, 1060, 21.7, 1450)),
+    ("pixels", "fp32"): (3.01, _measured(0.99, 70.4, 433, 7190, 18.2, 1450)),
+    ("transposed", "fp32"): (0.30, _measured(1.10, 10.4, 4890, 5350, 13.2, 1450)),
 }
-"""Microseconds of a launch, and rates, by kernel and precision, by which the correlation is compared with other engines.
+"""Microseconds of a launch, and rates, by kernel and precision, by which a product is compared with those of other engines.
 
-Fitted to 390 times of the tile that RATES choose, of 380 steps on an H100 whose clock is up to 1.98 GHz; ratios within a step count more than times.
+Fitted to 580 times of the tile that RATES choose, of 570 steps on an H100 whose clock is up to 1.98 GHz; ratios within a step count more than times.
+Tiles of four bytes come through helper warps that transpose them, which is what the bytes of a step wait for: 26 a cycle in tf32, 10 in two planes.
 Rates of tiles and these differ as those were fitted to all tiles of large steps on an H200, these to small and large steps beside other engines.
 """
 PLANES_US, PLANES = 0.3, 2.7e6

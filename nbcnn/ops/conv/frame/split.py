@@ -24,7 +24,8 @@ from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
 
 THREADS = 256
-IN_FLIGHT = 8
+IN_FLIGHT, WAIT_US = 8, 0.27
+"""Parts that a thread has on their way out of L2 at once, and the microseconds that it waits for them (H100)."""
 MOST_GROUPS = 8
 
 

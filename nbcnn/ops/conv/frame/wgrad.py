@@ -20,12 +20,11 @@ import numpy as np
 
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
-from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
+from nbcnn.ops.conv.frame.split import IN_FLIGHT, WAIT_US, launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, estimate
 from nbcnn.ops.kernel.loops import ceil_div
-from nbcnn.ops.kernel.traffic import Traffic, once, outputs, windows
+from nbcnn.ops.kernel.traffic import Traffic, outputs, windows
 from nbcnn.plan.op import Op
 
 
@@ -120,12 +119,16 @@ class WeightGradient(Generic[Tile]):
         """The tiles that an autotuner should try."""
         raise NotImplementedError
 
-    def awkward(self, call: Call, g: Correlation) -> float:
-        """How many times as long as `cycles` the products take for a call's channels (`nbcnn.ops.conv.frame.awkward`)."""
-        return 1.0
-
     def cycles(self, tile: Tile, g: Correlation, target: Target) -> float:
-        """Estimated time of all launches with a tile."""
+        """Estimated time of all launches with a tile, by which tiles are chosen."""
+        raise NotImplementedError
+
+    def microseconds(self, call: Call, moved: float, target: Target) -> float:
+        """Estimated time of the product, and of what goes before, whose operands and results are `moved` bytes; beside other engines."""
+        raise NotImplementedError
+
+    def part_rate(self, tile: Tile) -> float:
+        """Bytes a microsecond of the parts, which are written and read out of L2."""
         raise NotImplementedError
 
     def choose(self, g: Correlation, target: Target) -> Tile:
@@ -207,20 +210,18 @@ class WeightGradient(Generic[Tile]):
         summed = 4 * tile.partials_written(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
         return [product, sum_traffic(call, summed + 4 * parts_b * count_b)]
 
-    def products(self, call: Call, target: Target) -> float:
-        """Microseconds of all launches by the model of `cycles`."""
-        g = correlation(call)
-        return self.awkward(call, g) * self.cycles(call.tile, g, target) / CYCLES_A_MICROSECOND
-
-    def moved(self, call: Call) -> list[Traffic]:
-        """Operands and results, as one launch: the model knows of the parts, which stay in L2, and of what is read again."""
-        launches = self.traffic(call)
+    def estimate(self, call: Call, target: Target) -> float:
+        """Microseconds of the product, and of the launch that adds the parts: it waits for a load out of L2 for each IN_FLIGHT of them."""
+        g, launches = correlation(call), self.traffic(call)
         distinct = max(each.distinct for each in launches[:-1] or launches)
-        return [once(distinct, outputs(call))]
+        made = self.microseconds(call, distinct + outputs(call), target)
+        if call.tile.whole(g):
+            return made
+        waits = ceil_div(call.tile.partials_written(g), IN_FLIGHT)
+        return made + WAIT_US * waits + 8 * self.part_sums(call) / self.part_rate(call.tile)
 
     def impl(self, needs: tuple[int, int], exactly: bool = False) -> Impl:
         """The table's entry for GPUs from compute capability `needs` on, or of exactly that one."""
-        engine = "wgmma" if exactly else "mma"
         return Impl(
             self.bind,
             self.scratch,
@@ -230,6 +231,6 @@ class WeightGradient(Generic[Tile]):
             candidates=lambda call, target: self.candidates(correlation(call), target),
             traffic=self.traffic,
             exactly=exactly,
-            engine=engine,
-            estimate=estimate(engine, self.products, self.moved),
+            engine="wgmma" if exactly else "mma",
+            estimate=self.estimate,
         )

@@ -53,8 +53,12 @@ class MmaWeightGradient(WeightGradient[PixelTile]):
     def choose(self, g: Correlation, target: Target) -> PixelTile:
         return wgrad_tile.choose(g, self.kind, target)
 
-    def awkward(self, call: Call, g: Correlation) -> float:
-        return narrow((g.C, g.K), self.element, NARROW)
+    def microseconds(self, call: Call, moved: float, target: Target) -> float:
+        g = correlation(call)
+        return wgrad_tile.microseconds(call.tile, g, self.kind, moved, narrow((g.C, g.K), self.element, NARROW), target)
+
+    def part_rate(self, tile: PixelTile) -> float:
+        return wgrad_tile.BESIDE[self.kind.name].parts
 
     def cycles(self, tile: PixelTile, g: Correlation, target: Target) -> float:
         return wgrad_tile.cycles(tile, g, self.kind, target)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, microseconds, moved, speed_of
+from nbcnn.ops.conv.frame.split import WAIT_US
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND, SPEEDS, microseconds, moved
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic
@@ -146,9 +147,9 @@ def ranked(product: Product, target: Target) -> tuple[Tile, ...]:
     return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, product, target)))
 
 
-WAIT_US, PARTS = 0.27, 1.7e6
-"""Microseconds of a load out of L2 for which the launch that adds parts waits, and the bytes a microsecond that it moves. With MISS_CYCLES and the
-speed of `nbcnn.ops.kernel.cost` fitted to 260 products on an H100, whose times they give with an rms error of 7 %."""
+PARTS = 1.7e6
+"""Bytes a microsecond that the launch that adds parts moves. This, MISS_CYCLES, WAIT_US and the speed in `nbcnn.ops.kernel.cost` are fitted to 260
+products on an H100, whose times they give with an rms error of 7 %."""
 
 
 def choices(
@@ -177,7 +178,7 @@ def choices(
         launches = traffic(call)
         loaded = launches[before]
         took = product_cycles(call.tile, product(call), target, loaded.distinct / loaded.read) / CYCLES_A_MICROSECOND
-        made = microseconds((awkward(call) if awkward else 1.0) * took, [loaded], speed_of(engine, call)) + moved(launches[:before])
+        made = microseconds((awkward(call) if awkward else 1.0) * took, [loaded], SPEEDS[engine]) + moved(launches[:before])
         wait = WAIT_US * (waits(call) if waits else 1)
         return made + sum(wait + each.logical / PARTS for each in launches[before + 1 :])
 

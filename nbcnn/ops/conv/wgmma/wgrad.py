@@ -14,8 +14,8 @@ import numpy as np
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.awkward import padded
 from nbcnn.ops.conv.frame.correlation import Correlation, beyond_tma
-from nbcnn.ops.conv.frame.cost import RATES, cycles
-from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, operands
+from nbcnn.ops.conv.frame.cost import BESIDE, PLANES, PLANES_US, RATES, Work, cycles
+from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, is_up, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
 from nbcnn.ops.conv.wgmma import wgrad_square, wgrad_tile
 from nbcnn.ops.conv.wgmma.split import in_planes, own_bytes, split_bytes, traffic_of_planes
@@ -23,6 +23,7 @@ from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
 from nbcnn.ops.conv.wgmma.wgrad_square import SquareTile
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.tensor_maps import encode_im2col, encode_tiled, upload
@@ -32,9 +33,11 @@ from nbcnn.plan.graph import Shape
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
-PADDED = 0.48
-"""Power of what channels are padded by (`awkward.padded`)."""
-FOLDED = 1.82
+PADDED = {("pixels", "bf16"): 0.69, ("squares", "bf16"): 0.48, ("pixels", "tf32"): 0.05, ("pixels", "fp32"): 0.73, ("transposed", "fp32"): 0.12}
+"""Power of what channels are padded by (`awkward.padded`), by kernel and precision."""
+PARTS = {("pixels", "bf16"): 9.4e6, ("squares", "bf16"): 6.4e6, ("pixels", "tf32"): 3.7e6, ("pixels", "fp32"): 11.8e6, ("transposed", "fp32"): 9.3e6}
+"""Bytes of the parts a microsecond, by kernel and precision."""
+FOLDED = 1.95
 """How much longer a gradient behind an upsampling takes in tf32, of which both panels are transposed in shared memory."""
 
 
@@ -61,16 +64,30 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
     def choose(self, g: Correlation, target: Target) -> PixelTile | SquareTile:
         return min(self.candidates(g, target), key=lambda tile: self.cycles(tile, g, target))
 
-    def awkward(self, call: Call, g: Correlation) -> float:
-        folded = FOLDED if self.precision == "tf32" and call.op.kind == "upconv" else 1.0
-        return folded * padded(g, 64 if self.precision != "tf32" else 32, PADDED)
+    def kernel(self, tile: PixelTile | SquareTile) -> tuple[str, str]:
+        """The kernel and the precision, by which rates are named."""
+        if isinstance(tile, SquareTile):
+            return "squares", self.precision
+        return ("transposed" if tile.planes > tile.planes_in_memory else "pixels"), self.precision
+
+    def work(self, tile: PixelTile | SquareTile, g: Correlation) -> Work:
+        return wgrad_square.work(g, tile) if isinstance(tile, SquareTile) else wgrad_tile.work(g, tile)
 
     def cycles(self, tile: PixelTile | SquareTile, g: Correlation, target: Target) -> float:
-        """Estimated time with a tile."""
-        if isinstance(tile, SquareTile):
-            return cycles(wgrad_square.work(g, tile), RATES["squares", self.precision], target)
-        kernel = "transposed" if tile.planes > tile.planes_in_memory else "pixels"
-        return cycles(wgrad_tile.work(g, tile), RATES[kernel, self.precision], target)
+        return cycles(self.work(tile, g), RATES[self.kernel(tile)], target)
+
+    def microseconds(self, call: Call, moved: float, target: Target) -> float:
+        g, kernel = correlation(call), self.kernel(call.tile)
+        (launch, rates), asked = BESIDE[kernel], self.work(call.tile, g)
+        folded = FOLDED if self.precision == "tf32" and is_up(call) else 1.0
+        longer = folded * padded(g, 32 if self.element == 4 and self.precision == "tf32" else 64, PADDED[kernel])
+        product = longer * cycles(replace(asked, parts=0.0, before=0.0, memory=0.0), rates, target)
+        took = launch + float(product**rates.soft + (asked.memory / rates.memory) ** rates.soft) ** (1 / rates.soft) / CYCLES_A_MICROSECOND
+        # `Work.before` is a half of what splitting both operands moves.
+        return took + (2 * PLANES_US + 2 * asked.before / PLANES if asked.before else 0.0)
+
+    def part_rate(self, tile: PixelTile | SquareTile) -> float:
+        return PARTS[self.kernel(tile)]
 
     def column_tiles(self, tile: PixelTile | SquareTile, g: Correlation) -> int:
         return tile.column_tiles(g)
