@@ -50,7 +50,7 @@ MEASURED = Path(__file__).with_name("engines_h100.json")
 
 
 @pytest.mark.parametrize(
-    ("row", "mean", "worst"), [("im2col", 0.003, 0.08), *full(("fp32", 0.005, 0.38), ("bf16", 0.006, 0.20), ("tf32", 0.007, 0.29))]
+    ("row", "mean", "worst"), [("im2col", 0.003, 0.08), *full(("fp32", 0.005, 0.38), ("bf16", 0.006, 0.20), ("tf32", 0.005, 0.14))]
 )
 def test_the_regret_of_the_choices_is_small(row, mean, worst):
     """What today's choices cost by measured times, on average and at most: 3 % and 15 % are asked for."""
@@ -129,7 +129,7 @@ def test_ways_are_timed_if_their_results_are_right(one, monkeypatch, tmp_path, c
 
 def test_a_wrong_result_gets_no_time(one):
     (task, *_) = engines.tasks(["small"], ["fp32"], Absent(), batches=(0,))
-    assert replace(task, ways=()).named["op"] == task.step.op
+    assert replace(task, ways=()).named["op"] == str(task.step.op)
     assert engines.fastest({"ways": [{"why": "wrong"}]}) == {}
     assert engines.regret({"ways": [{"why": "wrong"}, {"us": 1.0}]}) is None
 
