@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ import numpy as np
 from nbcnn.check.one_op import Bound
 from nbcnn.files import document
 from nbcnn.files.atomic import replace_bytes
-from nbcnn.gpu import kernel_cache
+from nbcnn.gpu import kernel_cache, kernel_store
 from nbcnn.gpu.compile_pool import compile_all
+from nbcnn.gpu.compiler import CHOSEN, COMPILERS
 from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.ops.kernel.call import bare_call
 from nbcnn.plan.bounds import parity_bound
@@ -40,12 +40,13 @@ Tiles = dict[str, dict[str, int]]
 
 
 def cache_path(device: str) -> Path | None:
-    """The file of tuned tiles for this GPU, these versions and these kernels; None where nothing can be kept."""
+    """The file of tuned tiles for this GPU, this compiler and these kernels; None where nothing can be kept."""
     folder = kernel_cache.folder()
     if folder is None:
         return None
     name = "".join(c if c.isalnum() else "-" for c in device.split("(")[0].strip().lower())
-    return folder / f"tiles-{name}-numba-cuda-{metadata.version('numba-cuda')}-{kernel_cache.SOURCES}.json"
+    package = COMPILERS.get(CHOSEN, CHOSEN)
+    return folder / f"tiles-{name}-{package}-{kernel_store.compilers().get(package, 'none')}-{kernel_cache.SOURCES}.json"
 
 
 def tune(net: Net, plans: Iterable[Plan], say: Callable[[str], None] | None = None) -> Tiles:

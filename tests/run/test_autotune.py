@@ -125,10 +125,20 @@ def test_a_small_gain_is_no_gain(tiled_cpu, monkeypatch):
     assert set(map(str, tune(net, [net.lower(net.record_gradients(2))]).values())) == {"{'size': 1}"}
 
 
-def test_the_cache_is_named_after_gpu_versions_and_sources():
+@pytest.mark.parametrize(
+    ("chosen", "versions", "said"),
+    [
+        ("numba", {"numba-cuda": "0.30.4"}, "numba-cuda-0.30.4"),
+        ("mlir", {"numba-cuda-mlir": "0.6.0"}, "numba-cuda-mlir-0.6.0"),
+        ("numba", {}, "numba-cuda-none"),
+    ],
+)
+def test_the_cache_is_named_after_gpu_compiler_and_sources(chosen, versions, said, monkeypatch):
+    monkeypatch.setattr(autotune, "CHOSEN", chosen)
+    monkeypatch.setattr(autotune.kernel_store, "compilers", lambda: versions)
     path = cache_path("NVIDIA H200 (compute capability 9.0)")
     assert path is not None
-    assert path.name.startswith("tiles-nvidia-h200-numba-cuda-")
+    assert path.name == f"tiles-nvidia-h200-{said}-{autotune.kernel_cache.SOURCES}.json"
 
 
 def test_tuned_tiles_of_real_kernels_give_the_same_gradients(gpu, tmp_path, monkeypatch):
