@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -313,21 +312,15 @@ class Residual(Layer):
         return Residual(*sized(self.body, shape))
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return add_input(tape, self.named_body(scope), x, scope)
+        inner, inner_backward = trace(tape, self.named_body(scope), x)
+        if inner.shape != x.shape:
+            raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
+        y = tape.temp(f"{scope}.y", x.shape)
+        tape.emit(Op("add"), [inner, x], [y], scope)
 
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit(Op("add"), [inner_backward(dy), dy], [dx], scope)
+            return dx
 
-def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
-    """Record y = body(x) + x."""
-    inner, inner_backward = trace(tape, body, x)
-    if inner.shape != x.shape:
-        raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
-    y = tape.temp(f"{scope}.y", x.shape)
-    tape.emit(Op("add"), [inner, x], [y], scope)
-    return y, lambda dy: add_gradient(tape, inner_backward(dy), dy, scope)
-
-
-def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
-    """Record the gradient of body(x) + x: the body's gradient plus the sum's."""
-    dx = tape.temp(f"{scope}.dx", inner.shape)
-    tape.emit(Op("add"), [inner, dy], [dx], scope)
-    return dx
+        return y, backward

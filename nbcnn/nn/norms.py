@@ -8,10 +8,7 @@ three parameters a channel, γ = 1, β = 0, v = 1 at first.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
@@ -19,13 +16,9 @@ from nbcnn.files.quote import quoted
 from nbcnn.nn.arguments import finite
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, constant, counts, images, known, unsized
-from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
+from nbcnn.plan.graph import Buf, ShapeError, Sync, Tape
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
-
-Emit = Callable[..., None]
-"""A function (op, ins, outs, **attrs) that records a step."""
-Forward = Callable[[Emit], None]
 
 FIRST = {"gamma": 1.0, "beta": 0.0, "v": 1.0}
 """The names and first values of an EvoNorm's parameters."""
@@ -36,7 +29,7 @@ RUNNING = {"running_mean": 0.0, "running_var": 1.0}
 
 
 @dataclass(frozen=True)
-class _EvoNorm(Layer, ABC):
+class _EvoNorm(Layer):
     channels: int | None = unsized()
     kind: ClassVar[str] = "evonorm"
     orders: ClassVar[tuple[str, ...]] = ("channels",)
@@ -51,16 +44,6 @@ class _EvoNorm(Layer, ABC):
         if c != self.channels:
             raise ShapeError(f"{scope} takes {self.channels} channels, got {c} (its input is {x.shape})")
         return n, c, h, w
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        y = tape.temp(f"{scope}.y", x.shape)
-        forward, backward = self.record(tape, x, y, scope)
-        forward(partial(tape.emit, scope=scope))
-        return y, backward
-
-    @abstractmethod
-    def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
-        """Returns (forward, backward): forward(emit) records y = norm(x) by `emit`, which may make another op of it. Raises ShapeError."""
 
     def weights(self, tape: Tape, scope: str) -> list[Buf]:
         """The parameters γ, β, v as Bufs."""
@@ -91,13 +74,12 @@ class EvoNormS0(_EvoNorm):
         if (self.channels or self.groups) % self.groups or not (self.eps > 0 and finite(self.eps)):
             raise UsageError(f"EvoNormS0 needs groups that divide its {self.channels} channels and eps > 0, got {self.groups} and {self.eps}")
 
-    def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         n, *_ = self.check(x, scope)
+        y = tape.temp(f"{scope}.y", x.shape)
         gamma, beta, v = self.weights(tape, scope)
         shift, std = (tape.temp(f"{scope}.{name}", (n * self.groups,)) for name in ("shift", "std"))
-
-        def forward(emit: Emit) -> None:
-            emit(Op("evonorm_s0", "fprop"), [x, gamma, beta, v], [y, shift, std], groups=self.groups, eps=self.eps)
+        tape.emit(Op("evonorm_s0", "fprop"), [x, gamma, beta, v], [y, shift, std], scope, groups=self.groups, eps=self.eps)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
@@ -105,7 +87,7 @@ class EvoNormS0(_EvoNorm):
             tape.emit(Op("evonorm_s0", "grads"), [dy, x, gamma, v, shift, std], [dx, *grads], scope, groups=self.groups)
             return dx
 
-        return forward, backward
+        return y, backward
 
 
 @dataclass(frozen=True)
@@ -137,26 +119,27 @@ class EvoNormB0(_EvoNorm):
     def state(self) -> dict[str, Param]:
         return {"running": Param((known(self),), 1, first=constant(1.0))}
 
-    def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         n, c, *_ = self.check(x, scope)
         several_values(tape, x, scope)
+        y = tape.temp(f"{scope}.y", x.shape)
         gamma, beta, v = self.weights(tape, scope)
         running = tape.state(scope, "running", (c,))
         ins = [x, gamma, beta, v, running]
         if not tape.training:
-            return (lambda emit: emit(Op("evonorm_b0", "infer"), ins, [y], eps=self.eps)), no_backward
+            tape.emit(Op("evonorm_b0", "infer"), ins, [y], scope, eps=self.eps)
+            return y, no_backward
         shift, std = (tape.temp(f"{scope}.{name}", (n * c,)) for name in ("shift", "std"))
         batch_shift, batch_std = (tape.temp(f"{scope}.{name}", (c,)) for name in ("batch_shift", "batch_std"))
         attrs, sync = {"eps": self.eps, "momentum": self.momentum}, tape.sync
 
-        def forward(emit: Emit) -> None:
-            if sync is None:
-                emit(Op("evonorm_b0", "fprop"), ins, [y, shift, std, batch_shift, batch_std, running], **attrs)
-                return
+        if sync is None:
+            tape.emit(Op("evonorm_b0", "fprop"), ins, [y, shift, std, batch_shift, batch_std, running], scope, **attrs)
+        else:
             parts, which = tape.temp(f"{scope}.parts", (4 * sync.ranks * c,)), {"rank": sync.rank, "images": sync.images}
-            emit(Op("evonorm_b0", "statistics"), [x], [shift, std, parts], eps=self.eps, ranks=sync.ranks, **which)
-            emit(Op("all_reduce"), [parts], [parts], weight=1.0)
-            emit(Op("evonorm_b0", "together"), [*ins, std, parts], [y, batch_shift, batch_std, running], ranks=sync.ranks, **attrs)
+            tape.emit(Op("evonorm_b0", "statistics"), [x], [shift, std, parts], scope, eps=self.eps, ranks=sync.ranks, **which)
+            tape.emit(Op("all_reduce"), [parts], [parts], scope, weight=1.0)
+            tape.emit(Op("evonorm_b0", "together"), [*ins, std, parts], [y, batch_shift, batch_std, running], scope, ranks=sync.ranks, **attrs)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
@@ -171,7 +154,7 @@ class EvoNormB0(_EvoNorm):
             tape.emit(Op("evonorm_b0", "dgrad"), [*kept, own, batch], [dx], scope)
             return dx
 
-        return forward, backward
+        return y, backward
 
 
 def several_values(tape: Tape, x: Buf, scope: str) -> None:

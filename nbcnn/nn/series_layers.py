@@ -17,8 +17,8 @@ from nbcnn.files.quote import quoted
 from nbcnn.nn.convolve import convolved
 from nbcnn.nn.graphs import Layer, reshape
 from nbcnn.nn.layer import Built, NoParams, Param, counts, known, linear_map, unsized
-from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
-from nbcnn.plan.op import Map, Op
+from nbcnn.plan.graph import Buf, ShapeError, Tape
+from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 KERNEL_INITS = ("s4d-lin", "repo")
@@ -149,30 +149,25 @@ class DepthwiseConv1d(Layer):
         made = {"weight": Param((known(self), self.kernel_size), self.kernel_size)}
         return made | {"skip": Param((known(self),), self.kernel_size, decay=False)} if self.skip else made
 
-    def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if len(x.shape) != 3 or x.shape[1] != self.channels:
             raise ShapeError(f"{scope} takes series (N, {self.channels}, L), got {x.shape}")
         params = [tape.param(scope, name, param.shape) for name, param in self.params().items()]
-        y, backward = depthwise(tape, x, params, scope, self.padding, together)
+        y, backward = depthwise(tape, x, params, scope, self.padding)
         return y, lambda dy: backward(dy, [tape.grad(param) for param in params])
 
 
-def depthwise(
-    tape: Tape, x: Buf, filters: Sequence[Buf], scope: str, padding: str, together: bool = False
-) -> tuple[Buf, Callable[[Buf, Sequence[Buf]], Buf]]:
+def depthwise(tape: Tape, x: Buf, filters: Sequence[Buf], scope: str, padding: str) -> tuple[Buf, Callable[[Buf, Sequence[Buf]], Buf]]:
     """Record y of series x by `filters`, w (C, T) and perhaps d (C): parameters, or what another step has made.
 
     Returns y and the backward: (dy, where the filters' gradients go) → dx. A filter that a step makes has to be a view of a
-    Buf of one axis, since rows of lower precision round what has two. `together` records both gradients as one op.
+    Buf of one axis, since rows of lower precision round what has two.
     """
     y = tape.temp(f"{scope}.y", x.shape)
     tape.emit(Op("dwconv1d", "fprop"), [x, *filters], [y], scope, padding=padding)
 
     def backward(dy: Buf, gradients: Sequence[Buf]) -> Buf:
         dx = tape.temp(f"{scope}.dx", x.shape)
-        if together:
-            tape.emit(Op("dwconv1d", "bwd"), [dy, x, *filters], [dx, *gradients], scope, padding=padding)
-            return dx
         tape.emit(Op("dwconv1d", "wgrad"), [x, dy], list(gradients), scope, padding=padding)
         tape.emit(Op("dwconv1d", "dgrad"), [dy, *filters], [dx], scope, padding=padding)
         return dx
@@ -215,33 +210,14 @@ class PointwiseConv1d(Layer):
         weight, *bias = (tape.param(scope, name, param.shape) for name, param in self.params().items())
         y = tape.temp(f"{scope}.y", (n, self.out_channels, length))
         tape.emit(Op("pwconv1d", "fprop"), [x, weight, *bias], [y], scope)
-        return y, pointwise_backward(tape, x, [weight, *bias], scope)
 
+        def backward(dy: Buf) -> Buf:
+            tape.emit(Op("pwconv1d", "wgrad"), [x, dy], map(tape.grad, [weight, *bias]), scope)
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit(Op("pwconv1d", "dgrad"), [dy, weight], [dx], scope)
+            return dx
 
-def pointwise_backward(tape: Tape, x: Buf, params: Sequence[Buf], scope: str) -> Backward:
-    """The function that records the backward of a pointwise convolution of x by `params`, w (K, C) and perhaps b (K)."""
-
-    def backward(dy: Buf) -> Buf:
-        tape.emit(Op("pwconv1d", "wgrad"), [x, dy], map(tape.grad, params), scope)
-        dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit(Op("pwconv1d", "dgrad"), [dy, params[0]], [dx], scope)
-        return dx
-
-    return backward
-
-
-def gated(tape: Tape, x: Buf, layers: tuple[PointwiseConv1d, GLU], scopes: tuple[str, str], plus: Buf | None) -> Built:
-    """Record y = glu(pointwise(x)) (+ plus) as one op, which in training also keeps what GLU's gradient needs."""
-    pointwise, (scope, gate) = layers[0], scopes
-    n, _, length = _series(x, scope, pointwise.in_channels)
-    params = [tape.param(scope, name, param.shape) for name, param in pointwise.params().items()]
-    z = tape.temp(f"{scope}.y", (n, pointwise.out_channels, length))
-    y = tape.temp(f"{gate}.y", (n, pointwise.out_channels // 2, length))
-    if plus is not None and plus.shape != y.shape:
-        raise ShapeError(f"{scope}: {y.shape} cannot be added to {plus.shape}")
-    tape.emit(Op("pwconv1d", "fprop", after=(Map("glu"),)), [x, *params, *([] if plus is None else [plus])], [y, z] if tape.training else [y], scope)
-    pointwise_back, gate_back = pointwise_backward(tape, x, params, scope), glu_backward(tape, z, gate)
-    return y, lambda dy: pointwise_back(gate_back(dy))
+        return y, backward
 
 
 @dataclass(frozen=True)
@@ -295,14 +271,14 @@ class StateSpaceConv1d(Layer):
             "skip": made((channels,), normal),
         }
 
-    def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         _series(x, scope, self.channels)
         *states, skip = (tape.param(scope, name, param.shape) for name, param in self.params().items())
         shape = known(self), self.kernel_size
         # The Buf has one axis, because rows of lower precision round temporaries of two, and a filter is a weight, which stays fp32.
         filters = tape.temp(f"{scope}.filter", (numel(shape),)).reshaped(shape)
         tape.emit(Op("s4kernel", "fprop"), states, [filters], scope)
-        y, convolution_backward = depthwise(tape, x, [filters, skip], scope, "causal", together)
+        y, convolution_backward = depthwise(tape, x, [filters, skip], scope, "causal")
 
         def backward(dy: Buf) -> Buf:
             gradient = tape.temp(f"{scope}.dfilter", (numel(shape),)).reshaped(shape)
@@ -334,18 +310,13 @@ class GLU(NoParams):
             raise ShapeError(f"{scope} halves its channels, got {x.shape}")
         y = tape.temp(f"{scope}.y", (n, c // 2, length))
         tape.emit(Op("glu", "fprop"), [x], [y], scope)
-        return y, glu_backward(tape, x, scope)
 
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit(Op("glu", "dgrad"), [dy, x], [dx], scope)
+            return dx
 
-def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
-    """The function that records the backward of GLU of x."""
-
-    def backward(dy: Buf) -> Buf:
-        dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit(Op("glu", "dgrad"), [dy, x], [dx], scope)
-        return dx
-
-    return backward
+        return y, backward
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,12 @@
 Layers record plain steps, and the rules look at steps alone, so they hold for lists and graphs, in training and in inference. A rule is taken where
 the row has its op:
 
+    upsample_fprop, conv_fprop          upconv_fprop, _wgrad and _dgrad: the doubled image is never stored
+    upconv_fprop, mse_fprop             upconv_mse_fprop, with the loss's gradient: the output is not stored either
+    conv_, relu_, maxpool_fprop         conv_relu_pool_fprop; backward the ReLU's mask behind the pooling, then unpool, or conv_pool_wgrad
+    conv_fprop, evonorm_s0_fprop        conv_evonorm_s0_fprop, or _infer where nothing reads the convolution's own results; evonorm_b0 likewise
+    pwconv1d_fprop, glu_fprop, add      pwconv1d_glu_fprop, with or without the sum
+    dwconv1d_wgrad, dwconv1d_dgrad      dwconv1d_bwd
     batchnorm_fprop, gelu_fprop         batchnorm_gelu_fprop, and batchnorm_gelu_grads for both gradients; so of every map that norms have
     batchnorm_fprop, add, relu_fprop    batchnorm_add_relu_fprop and _grads: the norm adds another value, too
     conv_fprop, batchnorm_fprop         conv_statistics_fprop, batchnorm_apply: the convolution's epilogue makes the statistics; with maps likewise
@@ -35,7 +41,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.op import Add, Bias, Keep, Map, Mask, Moments, Op, Sums, undone
+from nbcnn.plan.op import Add, Bias, Keep, Loss, Map, Mask, Moments, Norm, Op, Pool, Sums, Unpool, undone
 from nbcnn.plan.shapes import numel
 
 ADDS_GRADIENTS = {Op("batchnorm", "grads", before=(Mask("relu"), Keep())): 6}
@@ -44,6 +50,10 @@ MAPPED = {Op("conv", "fprop"): 3, Op("upconv", "fprop"): 3, Op("add"): 2}
 """Ops that can apply a map to their results, and the operands that they must have for it: a convolution's epilogue has a bias."""
 NORMS = tuple(Op("batchnorm", direction) for direction in ("fprop", "infer"))
 """Norms that can apply the map behind them."""
+FEW_TAPS = 31
+"""C·R·S up to which a pooled convolution's weight gradient reads the pooled gradient; beyond, unpooling it once serves both gradients."""
+MOST_TAPS = 96
+"""Taps up to which a depthwise convolution of series has one op for both gradients (`nbcnn.ops.series.dwconv1d.best_backward`)."""
 MASK = Op("relu", "dgrad")
 PRODUCTS = (Op("conv", "dgrad"), Op("upconv", "dgrad"))
 
@@ -84,6 +94,10 @@ class Steps:
         """The steps that read a Buf, as often as they read it."""
         return self.readers.get(buf.root, [])
 
+    def first(self, step: Step) -> bool:
+        """Whether no step before this one reads its first operand, so that whoever makes that can come to this one's place."""
+        return all(self.index[step] <= self.index[each] for each in self.reading(step.ins[0]))
+
     def between(self, read: Buf, *ops: Op) -> Step | None:
         """The step, of one of `ops` if any are given, that makes a temporary which one step alone reads, once, in the shape in which it is made."""
         return self.maker(read, *ops) if len(self.reading(read)) == 1 else None
@@ -111,6 +125,105 @@ def merge(steps: Sequence[Step], ops: Container[Op] = ()) -> list[Step]:
             if step in made.index:
                 waiting.extendleft(reversed(rule(made, step, ops)))
     return list(made)
+
+
+def _doubled(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A 3×3 convolution that keeps the size of a doubled image, made of the image itself, forward and backward: the doubled one is never stored."""
+    folds = step.op == Op("conv", "fprop") and len(step.ins) == 3 and step.ins[1].shape[2:] == (3, 3) and step.attrs == {"stride": 1, "pad": 1}
+    up = steps.maker(step.ins[0], Op("upsample", "fprop")) if folds else None
+    forward, inner, outer = (Op("upconv", direction) for direction in ("fprop", "wgrad", "dgrad"))
+    if up is None or up.attrs["factor"] != 2 or not all(op in ops for op in (forward, inner, outer)):
+        return ()
+    others = [each for each in steps.reading(step.ins[0]) if each is not step]
+    if any(each.op != Op("conv", "wgrad") or each.scope != step.scope for each in others):
+        return ()
+    back = [(each, steps.reading(each.outs[0])) for wgrad in others for each in steps.reading(wgrad.ins[1]) if _is(each, "conv", "dgrad", step.scope)]
+    if any([each.op for each in readers] != [Op("upsample", "dgrad")] for _, readers in back):
+        return ()
+    for wgrad in others:
+        steps.put(wgrad, [replace(wgrad, op=inner, ins=(up.ins[0], wgrad.ins[1]), attrs={})])
+    for dgrad, (halved,) in back:
+        steps.put(dgrad, [replace(dgrad, op=outer, outs=halved.outs, attrs={})], halved)
+    return steps.put(step, [replace(step, op=forward, ins=(up.ins[0], *step.ins[1:]), attrs={})], up)
+
+
+def _measured(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A loss and its gradient made where the network's output would have been, which is not stored."""
+    conv = steps.maker(step.ins[0], Op("upconv", "fprop")) if step.op.direction == "fprop" and len(step.ins) == 2 else None
+    op, gradient = Op("upconv", "fprop", after=(Loss(step.op.kind),)), Op(step.op.kind, "dgrad")
+    if conv is None or op not in ops:
+        return ()
+    back = [each for each in steps.reading(step.ins[0]) if each is not step]
+    if len(back) > 1 or any(each.op != gradient or each.ins != step.ins for each in back):
+        return ()
+    outs = back[0].outs if back else (Buf(f"{step.scope}.dy", step.ins[0].shape),)
+    return steps.put(step, [replace(conv, op=op, ins=(*conv.ins, step.ins[1]), outs=(*step.outs, *outs))], conv, *back)
+
+
+def _with_maxima(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """The maxima of 2×2 results of a convolution and its ReLU made by the convolution, with two bits each that say where they were."""
+    pools = step.op == Op("maxpool", "fprop") and step.attrs == {"size": 2, "stride": 2} and not any(n % 2 for n in step.ins[0].shape[2:])
+    relu = steps.maker(step.ins[0], Op("relu", "fprop")) if pools else None
+    conv = steps.between(relu.ins[0], Op("conv", "fprop")) if relu else None
+    forward, wgrad = Op("conv", "fprop", after=(Map("relu"), Pool())), Op("conv", "wgrad", before=(Unpool(),))
+    if relu is None or conv is None or len(conv.ins) != 3 or not all(op in ops for op in (forward, wgrad, Op("unpool"))):
+        return ()
+    y, masks, back = step.outs[0], [each for each in steps.reading(step.ins[0]) if each is not step], steps.reading(step.outs[1])
+    found = [each.op for each in (*back, *masks)]
+    if found not in ([], [Op("maxpool", "dgrad"), MASK]) or any(steps.between(each.ins[0]) not in back for each in masks):
+        return ()
+    n, k, p, q = y.shape
+    index = Buf(f"{conv.scope}.index", (n, -(-k // 4), p, q), "uint8")
+    for unpool, mask in zip(back, masks, strict=True):
+        dp, dz = Buf(f"{conv.scope}.dp", y.shape), mask.outs[0]
+        made = [Step(MASK, (unpool.ins[0], y), (dp,), {}, conv.scope), Step(Op("unpool"), (dp, index), (dz,), {}, conv.scope)]
+        steps.put(unpool, made, mask)
+        few = [each for each in steps.reading(dz) if _is(each, "conv", "wgrad", conv.scope) and numel(conv.ins[1].shape[1:]) <= FEW_TAPS]
+        for each in few:
+            steps.put(each, [replace(each, op=wgrad, ins=(each.ins[0], dp, index))])
+        if not steps.reading(dz):
+            steps.put(made[1], [])
+    return steps.put(conv, [replace(conv, op=forward, outs=(y, index))], relu, step)
+
+
+def _with_evonorm(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """An EvoNorm made by the convolution before it, whose own results are stored only where something reads them: the norm's gradient."""
+    norms = step.op.kind in ("evonorm_s0", "evonorm_b0") and step.op.direction in ("fprop", "infer")
+    conv = steps.maker(step.ins[0], Op("conv", "fprop")) if norms else None
+    if conv is None or len(conv.ins) != 3 or not steps.first(step):
+        return ()
+    kept = len(steps.reading(step.ins[0])) > 1 or any(buf.home != "arena" or steps.reading(buf) for buf in step.outs[1:])
+    op = Op("conv", "fprop" if kept else "infer", after=(Norm(step.op.kind),))
+    if op not in ops or (kept and step.op.direction == "infer"):
+        return ()
+    outs = (step.outs[0], *conv.outs, *step.outs[1:]) if kept else step.outs[:1]
+    made = replace(conv, op=op, ins=(*conv.ins, *step.ins[1:]), outs=outs, attrs={**conv.attrs, **step.attrs})
+    return steps.put(step, [made], conv)
+
+
+def _gated(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """A GLU made by the pointwise convolution of series before it, and the sum with another value behind it. It loads four hours at a time."""
+    conv = steps.maker(step.ins[0], Op("pwconv1d", "fprop")) if step.op == Op("glu", "fprop") else None
+    op = Op("pwconv1d", "fprop", after=(Map("glu"),))
+    if conv is None or op not in ops or len(conv.ins) != 3 or step.ins[0].shape[-1] % 4 or not steps.first(step):
+        return ()
+    kept = conv.outs if len(steps.reading(step.ins[0])) > 1 else ()
+    made = replace(conv, op=op, outs=(*step.outs, *kept))
+    total = next((each for each in steps.reading(step.outs[0]) if each.op == Op("add") and steps.between(step.outs[0]) is step), None)
+    if total is None:
+        return steps.put(step, [made], conv)
+    (other,) = (buf for buf in total.ins if buf.root is not step.outs[0].root)
+    return steps.put(total, [replace(made, ins=(*conv.ins, other), outs=(*total.outs, *kept))], conv, step)
+
+
+def _together(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """Both gradients of a depthwise convolution of series made from one load of its input and dy."""
+    op = Op("dwconv1d", "bwd")
+    if step.op != Op("dwconv1d", "wgrad") or op not in ops or step.outs[0].shape[-1] > MOST_TAPS:
+        return ()
+    x, dy = step.ins
+    dgrad = next((each for each in steps.reading(dy) if _is(each, "dwconv1d", "dgrad", step.scope)), None)
+    return steps.put(step, [replace(step, op=op, ins=(dy, x, *dgrad.ins[1:]), outs=(*dgrad.outs, *step.outs))], dgrad) if dgrad else ()
 
 
 def _normed(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
@@ -155,7 +268,7 @@ def _with_moments(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step
     conv = steps.maker(step.ins[0], Op("conv", "fprop")) if step.op.plain == Op("batchnorm", "fprop") else None
     op, apply = Op("conv", "fprop", after=(Moments(),)), replace(step.op, direction="apply")
     # The convolution comes to where the norm is, so that a layer that is called twice moves its running statistics in the order of the calls.
-    if conv is None or op not in ops or apply not in ops or any(steps.index[each] < steps.index[step] for each in steps.reading(step.ins[0])):
+    if conv is None or op not in ops or apply not in ops or not steps.first(step):
         return ()
     (y, *kept), attrs = step.outs, {**conv.attrs, **step.attrs}
     first = replace(conv, op=op, ins=(*conv.ins, *step.ins[3:5]), outs=(*conv.outs, *kept), attrs=attrs)
@@ -253,6 +366,11 @@ def _with_mask(before: Step, mask: Step) -> Step:
     return replace(before, op=replace(before.op, after=(Mask("relu"),)), ins=(*before.ins, y), outs=(out,))
 
 
+def _is(step: Step, kind: str, direction: str, scope: str) -> bool:
+    """Whether a step is that pass of a layer's op."""
+    return step.op == Op(kind, direction) and step.scope == scope
+
+
 def _roots(bufs: Sequence[Buf]) -> list[Buf]:
     return [buf.root for buf in bufs]
 
@@ -267,7 +385,11 @@ def _like(buf: Buf, other: Buf) -> Buf:
     return buf if buf.shape == other.shape else buf.reshaped(other.shape)
 
 
-RULES: tuple[Rule, ...] = (_normed, _with_moments, _folded, _mapped, _second, _pooled, _biased, _passed, _masked)
+RULES: tuple[Rule, ...] = (
+    *(_doubled, _measured, _with_maxima, _with_evonorm, _gated, _together),
+    *(_normed, _with_moments, _folded),
+    *(_mapped, _second, _pooled, _biased, _passed, _masked),
+)
 """The rules of `merge` in their order."""
 
 

@@ -13,14 +13,13 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200
 from nbcnn.modes import DWCONV, MODES, with_dwconv
 from nbcnn.nn.activations import Swish
-from nbcnn.nn.fuse import fuse
-from nbcnn.nn.fuse_series import DepthwiseTogether
 from nbcnn.nn.layers import Residual
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.series_layers import DepthwiseConv1d
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.flops import conv_shape, step_flops
-from nbcnn.plan.graph import Buf, ShapeError, Step, named
+from nbcnn.plan.graph import Buf, ShapeError, Step, Tape, named, trace
+from nbcnn.plan.merging import merge
 from nbcnn.plan.op import Op
 from nbcnn.plan.storage import decode, encode
 from nbcnn.run.net import Net
@@ -125,10 +124,16 @@ def test_a_causal_filter_as_one_of_both_sides(rng):
 
 def test_both_gradients_are_one_op_where_the_row_has_it():
     layers = named([DepthwiseConv1d(96, channels=3), DepthwiseConv1d(97, channels=3)])
-    ops = MODES["im2col", "fp32"].ops
-    assert [type(layer) for _, layer in fuse(layers, ops)] == [DepthwiseTogether, DepthwiseConv1d]
-    assert fuse(layers, MODES["naive", "fp32"].ops) == layers
-    assert fuse(layers, with_dwconv(MODES["im2col", "fp32"], "warp").ops) == layers
+    tape, x = Tape(training=True), Buf("x", (2, 3, 200), home="io")
+    y, backward = trace(tape, layers, x)
+    backward(y)
+
+    def gradients(row):
+        return [str(step.op) for step in merge(tape.steps, row.ops) if step.op.direction != "fprop"]
+
+    assert gradients(MODES["im2col", "fp32"]) == ["dwconv1d_wgrad", "dwconv1d_dgrad", "dwconv1d_bwd"]
+    for row in (MODES["naive", "fp32"], with_dwconv(MODES["im2col", "fp32"], "warp")):
+        assert gradients(row) == ["dwconv1d_wgrad", "dwconv1d_dgrad"] * 2
     assert Op("dwconv1d", "bwd") in with_dwconv(MODES["naive", "fp32"], "best").ops
 
 

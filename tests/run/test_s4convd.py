@@ -12,15 +12,17 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200
 from nbcnn.lab.studies import forecast_step
 from nbcnn.modes import MODES, REFERENCES
-from nbcnn.nn.fuse import fuse
+from nbcnn.nn.fuse import fuse_nodes
+from nbcnn.nn.graphs import wired
 from nbcnn.nn.layers import sized
 from nbcnn.nn.losses import ForecastMSE
 from nbcnn.nn.models import LOSSES, s4convd
 from nbcnn.nn.series_layers import GLU, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.ops.kernel.call import host, planned_call
 from nbcnn.plan.bounds import STORE, parity_bound
-from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, named, trace
+from nbcnn.plan.graph import Buf, ShapeError, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import lower
+from nbcnn.plan.merging import merge
 from nbcnn.plan.storage import decode, encode
 from nbcnn.run.net import Net
 from nbcnn.run.resolve import resolver
@@ -101,8 +103,7 @@ def test_every_mode_lands_where_numpy_does(row, loss, device, rng):
 
 
 def test_a_residual_is_fused_inside():
-    layers = named(small())
-    steps = _recorded(fuse(layers, MODES["im2col", "fp32"].ops))
+    steps = _recorded(small(), MODES["im2col", "fp32"].ops)
     ops = [str(step.op) for step in steps]
     assert ops.count("dwconv1d_bwd") == 2
     assert not {"dwconv1d_wgrad", "dwconv1d_dgrad"} & set(ops)
@@ -111,7 +112,9 @@ def test_a_residual_is_fused_inside():
     assert {
         step.ins[0].shape[2] for step in steps if step.scope.startswith("residual2") and str(step.op).startswith(("gelu", "pwconv1d", "glu"))
     } == {1}
-    assert fuse(layers, ()) == layers
+    plain = [str(step.op) for step in _recorded(small(), ())]
+    assert not {"dwconv1d_bwd", "pwconv1d_glu_fprop"} & set(plain)
+    assert plain.count("glu_fprop") == 2
 
 
 @pytest.mark.parametrize("length", [8, 7])
@@ -131,11 +134,13 @@ def test_fused_and_plain_networks_are_one(rng, monkeypatch, length):
     np.testing.assert_allclose(fused.predict(x), plain.predict(x), rtol=limit, atol=limit)
 
 
-def _recorded(layers):
+def _recorded(layers, ops, shape=SHAPE, batch=2):
+    """The steps of a training step on the caller's own series, fused by a row's `ops`."""
+    *body, last = fuse_nodes(wired(layers), ops).nodes
     tape = Tape(training=True)
-    y, backward = trace(tape, layers[:-1], Buf("x", (2, *SHAPE), home="io"))
-    backward(layers[-1][1].build(tape, y, Buf("targets", (2,), home="io"), "loss")[1])
-    return tape.steps
+    (y,), backward = trace_nodes(tape, Wired(tuple(body), last.reads), [Buf("x", (batch, *shape), home="io")])
+    backward([last.layer.build(tape, y, Buf("targets", (batch,), home="io"), "loss")[1]])
+    return merge(drop_dead(tape.steps), ops)
 
 
 def test_what_does_not_fit_is_refused():
@@ -160,11 +165,8 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize(("mode", "precision"), [key for key in MODES if key[0] in ("im2col", "tensorcore")])
 def test_every_step_of_a_training_plan_has_a_count(mode, precision):
     row = MODES[mode, precision]
-    layers = fuse(named(sized(s4convd(), (4, 48))), row.ops)
-    tape = Tape(training=True)
-    y, backward = trace(tape, layers[:-1], Buf("x", (64, 4, 48), home="io"))
-    backward(layers[-1][1].build(tape, y, Buf("targets", (64,), home="io"), "loss")[1])
-    plan = lower(drop_dead(tape.steps), row.layout, resolver(row, H200), Buf("weights", (1,), home="param"), row.store)
+    steps = _recorded(sized(s4convd(), (4, 48)), row.ops, (4, 48), 64)
+    plan = lower(steps, row.layout, resolver(row, H200), Buf("weights", (1,), home="param"), row.store)
     steps = [item for item in plan.steps if str(item.step.op) != "pack_weights"]
     assert {str(item.step.op) for item in steps} >= {"pwconv1d_fprop", "pwconv1d_dgrad", "dwconv1d_bwd", "s4kernel_dgrad", "glu_dgrad", "last_dgrad"}
     for item in steps:

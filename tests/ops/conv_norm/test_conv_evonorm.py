@@ -16,10 +16,8 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.gpu.target import H200
-from nbcnn.nn.fuse import fuse
-from nbcnn.nn.fuse_convs import ConvEvoNorm
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
-from nbcnn.nn.losses import SoftmaxCrossEntropy
+from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import mnist_cnn
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.ops.conv.simt import im2col
@@ -32,7 +30,6 @@ from nbcnn.ops.conv_norm.wgmma import ImageTile
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.bounds import STORE
-from nbcnn.plan.graph import named
 from nbcnn.plan.op import Norm, Op
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.net import Net
@@ -176,12 +173,14 @@ def bare(n=2, c=3, size=28, k=64, groups=32, layout="NHWC", window=3):
     )
 
 
-def test_the_classifier_fuses():
-    made = [type(layer) for _, layer in fuse(named(mnist_cnn()), ROW.ops)]
-    assert [made.count(kind) for kind in (ConvEvoNorm, Conv2d)] == [2, 0]
-    made = [type(layer) for _, layer in fuse(named(mnist_cnn(norm="b0")), ROW.ops)]
-    assert [made.count(kind) for kind in (ConvEvoNorm, EvoNormB0, Conv2d)] == [2, 0, 0]
-    assert type(fuse(named([Conv2d(8, 3, bias=False, in_channels=1), EvoNormS0(groups=4, channels=8)]), ROW.ops)[0][1]) is Conv2d
+@pytest.mark.parametrize("norm", ["s0", "b0"])
+def test_the_classifier_fuses(norm, fusing_cpu):
+    net = Net(mnist_cnn(norm=norm), (1, 8, 8), mode="cpu")
+    for steps, passed in ((net.record_gradients(2).steps, "fprop"), (net.record_predict(2).steps, "infer")):
+        ops = [str(step.op) for step in steps if step.op.kind in ("conv", f"evonorm_{norm}") and step.op.direction == passed and len(step.ins) > 3]
+        assert ops == [f"conv_evonorm_{norm}_{passed}"] * 2
+    net = Net([Conv2d(8, 3, bias=False), EvoNormS0(groups=4), Conv2d(3, 3), MSE()], (1, 8, 8), mode="cpu")
+    assert [str(step.op) for step in net.record_gradients(2).steps[:2]] == ["conv_fprop", "evonorm_s0_fprop"], "the epilogue has a bias"
 
 
 @pytest.mark.parametrize("norm", ["s0", "b0"])

@@ -18,7 +18,6 @@ from nbcnn.gpu.target import H200, Target
 from nbcnn.lab.measure.kernels import capability_of
 from nbcnn.lab.studies import dwconv
 from nbcnn.modes import MODES, named
-from nbcnn.nn import fuse_series
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.series.dwconv1d import VARIANTS, best_backward, boxes, reference, segments, whole
 from nbcnn.ops.series.dwconv1d.boxes import Boxes
@@ -27,6 +26,7 @@ from nbcnn.ops.series.dwconv1d.segments import Segments
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_gradient, of_images
 from nbcnn.ops.series.dwconv1d.sliding import Sliding
 from nbcnn.ops.series.dwconv1d.whole import Whole
+from nbcnn.plan import merging
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
@@ -211,7 +211,7 @@ def test_more_taps_than_are_staged_at_once(op, device):
 
 
 def test_the_fused_backward_knows_its_limit():
-    assert fuse_series.FUSED_TAPS == best_backward.FUSED_TAPS
+    assert merging.MOST_TAPS == best_backward.FUSED_TAPS
     series, filters = (2, 3, 200), (3, 97)
     call = Call(Op("dwconv1d", "bwd"), (), (), (series, series, filters), (series, filters), {"padding": "causal"})
     assert "97 taps" in VARIANTS["best"][named("dwconv1d_bwd")].supports(call, H200)
