@@ -236,7 +236,7 @@ def _normed(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
         return ()
     (y,), (z,) = step.ins, step.outs
     back = Op(step.op.kind, "dgrad")
-    masks = {each for buf in (y, z) for each in steps.reading(buf) if each.op == back and each.ins[1].root in (y.root, z.root)}
+    masks = {each for buf in (y, z) for each in steps.reading(buf) if each.op == back and len(each.ins) == 2 and each.ins[1].root in (y.root, z.root)}
     total = steps.maker(y, Op("add"))
     norms = [steps.between(buf, *NORMS) for buf in total.ins] if total else [steps.maker(y, *NORMS)]
     if len(masks) > 1 or {*steps.reading(y)} - masks != {step}:
