@@ -62,7 +62,14 @@ def parser() -> Parser:
         metavar="DIR",
     )
     flag(group, "--csv", paths.WRITES, "also write the results into this file", "none", metavar="FILE")
-    flag(group, "--picture", paths.WRITES, f"draw the first {SHOWN} images with their results, as PNG", "none", metavar="FILE")
+    flag(
+        group,
+        "--picture",
+        paths.WRITES,
+        f"draw the first {SHOWN} images with their results as PNG, of reconstructions and masks the first 8",
+        "none",
+        metavar="FILE",
+    )
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
     flag(group, "--quiet", bool, "no progress on stderr", "off")
     return made
