@@ -15,7 +15,7 @@ class Target:
     multiprocessors           how many it has.
     shared_of_block           bytes of shared memory that one block may have.
     shared_of_multiprocessor  bytes of shared memory that the blocks of one multiprocessor share, with what the driver keeps of each block.
-    simulated                 the simulator runs the kernels: block after block, and without TMA.
+    simulated                 the simulator runs the kernels: block after block, and without wgmma.
 
     Example:
         >>> from nbcnn.gpu.target import Target

@@ -119,8 +119,6 @@ BEYOND = {
     **dict.fromkeys(
         ("im2col_kernel", "tma_kernel", "ring_kernel", "wgmma_kernel", "roles_kernel", "epilogue_kernel"), "a step of the ladder: compiled"
     ),
-    **dict.fromkeys(("dwconv1d_boxes_kernel", "dwconv1d_bwd_boxes_kernel"), "TMA: compiled alone"),
-    **dict.fromkeys(("dwconv1d_segments_kernel", "dwconv1d_wgrad_segments_kernel"), "TMA: compiled alone"),
 }
 """Kernels of instructions that no simulator has, by name, or by module and name where there are two, and what is tested of them without a GPU."""
 

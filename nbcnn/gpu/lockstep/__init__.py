@@ -10,6 +10,7 @@ are gathers, and what a warp asks of memory in one instruction is there to be co
     rewrite       a kernel's source, rewritten statement by statement
     names         what `cuda`, `types` and `math` are inside a kernel
     instructions  the PTX instructions that can be simulated
+    tma           boxes of tensors on their way, and the barriers that count their bytes
     launch        a launch, a group of blocks after the other
     check         races, out-of-bounds and uninitialised accesses, and what memory is asked for
     watched       the arrays that show their accesses to it

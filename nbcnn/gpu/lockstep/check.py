@@ -10,7 +10,7 @@
 A *race* is two accesses of one byte by two threads, one of them a write, that nothing puts in an order. In a block `syncthreads` does, in a warp
 `syncwarp`; between blocks a fence (`threadfence`) behind the write, an atomic update behind the fence, and one of the reader behind that; between
 the blocks of a cluster its barrier, which no block may end before if another reads its shared memory. Whoever touches shared memory to which a copy
-by cp.async is on its way has not waited for it, whatever lies there. Messages between blocks (`nbcnn.ops.ptx.grid`) are not looked at.
+by cp.async or TMA is on its way has not waited for it, whatever lies there. Messages between blocks (`nbcnn.ops.ptx.grid`) are not looked at.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Shadow:
         self.time = np.zeros(nbytes, np.int64)
         """The number of the statement that has written it."""
         self.coming = np.zeros(nbytes, np.int64)
-        """Copies by cp.async that are on their way to it."""
+        """Copies by cp.async and TMA that are on their way to it."""
         self.value = np.zeros(nbytes, np.uint8)
         self.updaters = np.full((2, nbytes), _NOBODY)
         """The first and the last thread that has updated a byte by an atomic since the last barrier, and when."""
@@ -185,6 +185,13 @@ class Watch:
         """Copies of the active lanes to `count` elements from `at` on begin (`change` 1) or arrive (-1)."""
         lanes = active()
         np.add.at(self._shadow(array).coming, self._places(array, np.asarray(at)[lanes].astype(np.int64), count, lanes), change)
+
+    def landed(self, array: Any, at: Any, count: int) -> None:
+        """Copies of the active lanes have arrived for all threads that wait for their barrier: what they wrote is in an order with all accesses."""
+        self.copies(array, at, count, -1)
+        lanes, shadow = active(), self._shadow(array)
+        places = self._places(array, np.asarray(at)[lanes].astype(np.int64), count, lanes)
+        shadow.wrote[places] = shadow.wrote_warp[places] = -1
 
     def shuffle(self, index: np.ndarray) -> None:
         """Every active lane reads a register of lane `index`; a fault if that one is not active."""

@@ -30,6 +30,9 @@ KINDS = {
     "barrier": "a barrier that not all threads of the block reach",
     "shuffle": "a shuffle asks a lane that takes no part",
     "misaligned": "a misaligned address",
+    "race of a cluster": "a race between blocks of a cluster",
+    "copy": "shared memory is accessed while a copy to it is on its way",
+    "stuck": "a wait for what does not come",
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.lockstep import names
+from nbcnn.gpu.lockstep import names, tma
 from nbcnn.gpu.lockstep.lanes import I4, active, lane_array, now, truth
 from nbcnn.gpu.lockstep.launch import WARP, NotSimulated
 from nbcnn.gpu.lockstep.numbers import F4, U4, cast, where
@@ -388,6 +388,16 @@ _TABLE: dict[str, Any] = {
     "cluster_arrive_relaxed": _cluster_arrive(False),
     "cluster_wait": _cluster_wait,
     "ld_of_block": _load_of_block,
+    "mbarrier_init": tma.init,
+    "mbarrier_arrive": tma.arrive,
+    "mbarrier_arrive_expect_tx": tma.arrive,
+    "mbarrier_try_wait_parity": tma.wait,
+    "cp_async_bulk_commit_group": tma.commit,
+    "cp_async_bulk_wait_group": tma.wait_stores,
+    "cp_async_bulk_wait_group_read": tma.wait_stores,
+    **dict.fromkeys(("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_tensormap"), _nothing),
+    **{f"cp_async_bulk_tensor_{axes}d": tma.load for axes in (2, 3, 4)},
+    **{f"cp_async_bulk_tensor_{axes}d_store": tma.store for axes in (2, 3, 4)},
     "byte_address_shared": Pointer,
     "byte_address_global": Pointer,
 }

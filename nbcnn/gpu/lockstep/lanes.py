@@ -12,6 +12,11 @@ from typing import Any
 
 import numpy as np
 
+
+class NotSimulated(NotImplementedError):
+    """A kernel names what the simulator has no form of, such as the tensor cores of Hopper."""
+
+
 Mask = Any
 """bool (lanes,), or None: all lanes."""
 BOOL = np.dtype(np.bool_)

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.lockstep import tma
 from nbcnn.gpu.lockstep.copies import Copies
+from nbcnn.gpu.lockstep.lanes import NotSimulated as NotSimulated
 from nbcnn.gpu.lockstep.lanes import now
 from nbcnn.gpu.lockstep.storage import POISON, Faulty, Global, Shared
 
@@ -21,10 +23,6 @@ LANES = 8192
 """Lanes that run together at most, if that is a block or more: an estimate, of where calls of NumPy are short beside their work."""
 WARP = 32
 _ONE_AT_A_TIME = threading.RLock()
-
-
-class NotSimulated(NotImplementedError):
-    """A kernel names what the simulator has no form of: tensor cores of Hopper, TMA, tensor maps."""
 
 
 def _extents(value: Any) -> tuple[int, int, int]:
@@ -54,6 +52,7 @@ class Blocks:
         """`lanes.Returns` of the kernel, where it has any: the threads that have ended."""
         self.copies = Copies(count * self.threads)
         """What cp.async has issued."""
+        self.tma = tma.Copies()
         self.arrays: dict[Any, Any] = {}
         """Shared arrays by where they are made."""
         self.cache: dict[Any, np.ndarray] = {}
@@ -139,6 +138,7 @@ class Kernel:
                     now.lanes = count * now.block.threads
                     now.mask, now.empty = None, np.zeros(now.lanes, np.bool_)
                     self.py_func(*given)
+                    tma.ends()
                     if watch is not None:
                         watch.group_ends()
             except Faulty as error:

@@ -375,9 +375,10 @@ class Pointer:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __and__(self, bits: Any) -> Pointer:
-        """The address with low bits cleared: arrays begin at multiples of 1,024 bytes."""
-        return Pointer(self.array, self.offset & bits)
+    def __and__(self, bits: Any) -> Any:
+        """The address with low bits cleared, or its low bits, which are a number: arrays begin at multiples of 1,024 bytes."""
+        offset = self.offset & bits
+        return offset if 0 <= int(bits) < 1024 else Pointer(self.array, offset)
 
     def merged(self, mask: np.ndarray, other: Any) -> Pointer:
         """The address in some lanes, and another in the same array in the others."""

@@ -1,7 +1,8 @@
 """Tensor maps: descriptions of tensors for TMA, which the driver encodes on the host, 128 bytes each, and which are kept on the device.
 
 All tiles are swizzled by 128 bytes and have rows of 128 bytes: 64 bfloat16 or 32 float32 channels. Elements outside the tensor
-read as zero, which is what padding wants. Without a GPU (arrays are then NumPy) a map is 128 zero bytes: enough to compile.
+read as zero, which is what padding wants. Without a GPU (arrays are then NumPy) a map is 128 zero bytes, enough to compile, or what the simulator
+reads.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.compiler import bindings
+from nbcnn.gpu.compiler import LOCKSTEP, bindings
 from nbcnn.gpu.device import constant
+from nbcnn.gpu.lockstep import tma
 
 ROW_BYTES = 128
 _WORDS = 16
@@ -26,11 +28,13 @@ def encode_tiled(
     strides: elements from one index to the next of every axis but the first; None where the tensor is contiguous. plain: not swizzled, for
     rows of any length.
     """
+    steps = strides if strides is not None else [int(v) for v in np.cumprod(shape[:-1])]
+    if LOCKSTEP:
+        return tma.encode(array, first, shape, (1, *steps), box, not plain)
     if not _on_device(array):
         return np.zeros(_WORDS, np.int64)
     driver = bindings("driver")
     size = array.dtype.itemsize
-    steps = strides if strides is not None else [int(v) for v in np.cumprod(shape[:-1])]
     result = driver.cuTensorMapEncodeTiled(
         _data_type(driver, size),
         len(shape),

@@ -8,9 +8,12 @@ import pytest
 from nbcnn.gpu import compiler
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.kernel.reduce import THREADS, add_partials_kernel
+from nbcnn.ops.kernel.tensor_maps import encode_tiled
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
 from nbcnn.ops.ptx.cp_async import cp_async_4, cp_async_commit, cp_async_wait
+from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.tma import commit_stores, load_tile_2d, store_tile_2d, wait_stores_read
 from nbcnn.ops.ptx.vector import load4
 
 if not compiler.LOCKSTEP:
@@ -26,6 +29,7 @@ N = 64
 def found(kernel, *arrays, grid=1, block=N):
     with checking() as seen:
         kernel[grid, block](*arrays)
+    assert all(str(each) for each in seen.faults)
     return seen
 
 
@@ -162,6 +166,62 @@ def test_shared_memory_is_not_touched_while_a_copy_to_it_is_on_its_way(running, 
         y[tid] = tile[tid]
 
     assert found(kernel, floats(N), np.zeros(N, np.float32)).kinds() == kinds
+
+
+def boxes_in_a_ring(fault):
+    """The kernel that copies rows of 32 elements through a ring of two boxes that TMA fills and empties, with a fault or without one (None)."""
+    PARITY, WAITS, LAST = int(fault != "the same phase again"), fault != "no wait", int(fault == "no wait for the last")
+    BYTES = 132 if fault == "bytes that nobody sends" else 128
+    RELEASES, AT = fault != "filled while it is stored", 64 if fault == "within a unit" else 0
+
+    @jit()
+    def kernel(maps, rows):
+        tile, barriers, tid = cuda.shared.array(64, f4), cuda.shared.array(4, f4), cuda.threadIdx.x
+        source, target = byte_address_global(maps), byte_address_global(maps) + 128
+        to, full = byte_address_shared(tile), byte_address_shared(barriers)
+        if tid == 0:
+            mbarrier_init(full, 1)
+            mbarrier_init(full + 8, 1)
+            mbarrier_arrive_expect_tx(full, BYTES)
+            load_tile_2d(to + AT, source, 0, 0, full)
+        cuda.syncthreads()
+        for row in range(rows - LAST):
+            stage = row & 1
+            if WAITS:
+                mbarrier_wait(full + 8 * stage, row >> 1 & PARITY)
+            tile[32 * stage + tid] *= 2.0
+            cuda.syncwarp()
+            if tid == 0:
+                store_tile_2d(target, 0, row, to + 128 * stage)
+                commit_stores()
+                if RELEASES:
+                    wait_stores_read()
+                if row + 1 < rows:
+                    mbarrier_arrive_expect_tx(full + 8 * (1 - stage), BYTES)
+                    load_tile_2d(to + 128 * (1 - stage), source, 0, row + 1, full + 8 * (1 - stage))
+        wait_stores_read()
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("the same phase again", "copy"),
+        ("no wait", "copy"),
+        ("no wait for the last", "stuck"),
+        ("bytes that nobody sends", "stuck"),
+        ("within a unit", "misaligned"),
+        ("filled while it is stored", None),
+        (None, None),
+    ],
+)
+def test_a_box_arrives_when_its_phase_is_waited_for(fault, kind):
+    x, y = floats(32 * 5).reshape(5, 32), np.zeros((5, 32), np.float32)
+    maps = np.concatenate([encode_tiled(array, (32, 5), (32, 1), plain=True) for array in (x, y)])
+    seen = found(boxes_in_a_ring(fault), maps, np.int32(5), block=32)
+    assert (kind in seen.kinds()) if kind else not seen.faults, [str(each) for each in seen.faults]
+    assert (y.tolist() == (2 * x).tolist()) == (fault is None)
 
 
 @pytest.mark.parametrize("fault", [None, "no wait before reading", "no release", "no wait at the end"])
