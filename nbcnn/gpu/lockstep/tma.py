@@ -38,7 +38,7 @@ class _Box:
     values: np.ndarray
     """What arrives; or the elements of the tensor to which a store goes."""
     inside: Any = None
-    """Of a store: where the box is that part of it."""
+    """Where the box of a store is that part of the tensor."""
     committed: bool = False
 
 
@@ -59,7 +59,7 @@ class _Barrier:
 
 @dataclass
 class Copies:
-    """What TMA has to do for the blocks that run together."""
+    """The barriers of the blocks that run together, and the boxes that they store."""
 
     barriers: dict[tuple[int, int, int], _Barrier] = field(default_factory=dict)
     """By shared array, block and byte."""

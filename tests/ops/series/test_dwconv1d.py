@@ -105,6 +105,14 @@ def test_kernels_are_within_their_bounds(variant, op, shape, device):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS[variant][named(op)], case, device) <= gradcheck.bound(case), case.label
 
 
+def test_series_and_filters_longer_than_a_tile(device):
+    """Every loop over tiles, series and taps goes round more than once, and its last trip has less to do."""
+    for shape in ((3, 1, 420, 70), (37, 2, 9, 5)):
+        for variant, op in KERNELS:
+            case = chosen(op, shape)[-1]
+            assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS[variant][op], case, device) <= gradcheck.bound(case), (variant, case.label)
+
+
 # Tiles of one series in neighbouring rows; more parts than there is work for; strips of several tiles.
 TILES = [("dwconv1d_fprop", Sliding(1, 4)), ("dwconv1d_bwd", Sliding(2, 2, 3)), ("dwconv1d_wgrad", Sliding(1, 1, 2))]
 
