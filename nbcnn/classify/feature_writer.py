@@ -31,6 +31,7 @@ from nbcnn.classify.features import (
     identity,
     mirrored_path,
 )
+from nbcnn.files import regular
 from nbcnn.files.atomic import DiskFull, named, replace_bytes, temporary
 
 AHEAD = 8
@@ -167,7 +168,7 @@ class FeatureWriter:
     def adopt(self, end: int) -> None:
         """Take the rows up to `end` as other ranks wrote them (`FeaturePart`), by reading them back. Raises ValueError if they are not there."""
         self._settle()
-        with open(self.partial, "rb") as file:
+        with regular.opened(self.partial) as file:
             file.seek(HEADER_BYTES + 4 * self.rows * self.width)
             left = 4 * (end - self.rows) * self.width
             while left:

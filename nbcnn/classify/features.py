@@ -267,7 +267,8 @@ def _read_csv(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarra
     table = np.empty((0, width + 1), np.float32)
     try:
         if count:
-            table = np.loadtxt(path, np.float32, delimiter=",", ndmin=2, comments=None, encoding="ascii")
+            with regular.opened(path) as file:
+                table = np.loadtxt(file, np.float32, delimiter=",", ndmin=2, comments=None, encoding="ascii")
     except ValueError as error:
         raise DataCorrupt(path, 0, f"not a table of numbers ({error})", _AGAIN) from error
     if table.shape != (count, width + 1):

@@ -13,6 +13,7 @@ from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, some_of
 from nbcnn.cli.saying import to_stderr, to_stdout
+from nbcnn.files import regular
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import ARCHITECTURES
@@ -93,7 +94,7 @@ def _list(flags: SimpleNamespace) -> int:
         kernels = []
         for path in kernel_store.files_in(device):
             with suppress(FileNotFoundError):  # which another process has deleted meanwhile
-                content = path.read_bytes()
+                content = regular.read(path)
                 stored = kernel_store.parsed(content)
                 kernels.append({"file": path.name, "bytes": len(content)} | (dict(stored.header) if stored else {"damaged": True}))
         found[kind] = kernel_store.summary(device) | {"files": kernels}

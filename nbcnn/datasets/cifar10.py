@@ -15,6 +15,7 @@ import numpy as np
 
 from nbcnn.datasets import tar
 from nbcnn.datasets.dataset import DataCorrupt, DataMissing, Dataset, Log
+from nbcnn.files import regular
 from nbcnn.files.quote import quoted
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -130,9 +131,10 @@ def read(where: Path) -> Dataset:
 
 def _content(path: Path) -> bytes:
     """The bytes of one of the six files. Raises DataCorrupt if it is too large to be one."""
-    if (nbytes := path.stat().st_size) > _LARGEST_FILE:
-        raise DataCorrupt(path, _LARGEST_FILE, f"the file holds {nbytes:,} bytes, official are {RECORDS * RECORD:,}", REMEDY)
-    return path.read_bytes()
+    with regular.opened(path) as file:
+        if (nbytes := regular.size(file)) > _LARGEST_FILE:
+            raise DataCorrupt(path, _LARGEST_FILE, f"the file holds {nbytes:,} bytes, official are {RECORDS * RECORD:,}", REMEDY)
+        return file.read(nbytes)
 
 
 def load(folder: Path, download: bool, log: Log | None) -> Dataset:
@@ -185,7 +187,7 @@ def read_archive(path: Path) -> dict[str, bytes]:
     """
     wanted = {f"{FOLDER}/{name}": name for name in FILES}
     found: dict[str, bytes] = {}
-    with open(path, "rb") as raw, gzip.GzipFile(fileobj=raw) as plain:
+    with regular.opened(path) as raw, gzip.GzipFile(fileobj=raw) as plain:
 
         def corrupt(problem: str) -> DataCorrupt:
             return DataCorrupt(path, raw.tell(), problem, REMEDY)

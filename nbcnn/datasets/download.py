@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nbcnn.datasets.dataset import DataMissing, Log
-from nbcnn.files import atomic, lock
+from nbcnn.files import atomic, lock, regular
 from nbcnn.files.errors import Whole
 from nbcnn.files.quote import brief
 
@@ -277,14 +277,16 @@ def _copy(response: Any, file: Any, start: int, size: int, patience: Patience, p
 def _open(part: Path, start: int) -> Any:
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        return open(part, "ab" if start else "wb", buffering=0)
+        if not start:
+            part.unlink(missing_ok=True)  # it may be no regular file
+        return open(part, "ab", buffering=0)
     except OSError as error:
         raise _disk_failure(part, error) from error
 
 
 def _finish(part: Path, target: Path, size: int, md5: str) -> bool:
     """Rename the complete `part` to `target` and return True if its checksum is right; else delete it and return False."""
-    with open(part, "rb") as file:
+    with regular.opened(part) as file:
         digest = hashlib.md5(usedforsecurity=False)
         while chunk := file.read(1 << 20):
             digest.update(chunk)

@@ -10,6 +10,7 @@ Columns are found by their names in the first line. A series is one meter of one
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 
 from nbcnn.datasets.dataset import DataCorrupt, DataMissing
 from nbcnn.datasets.series import SeriesDataset, assemble
+from nbcnn.files import regular
 from nbcnn.files.quote import quoted
 
 FILES = ("train.csv", "weather_train.csv", "building_metadata.csv")
@@ -86,7 +88,7 @@ def _lines(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str
                 raise csv.Error(f"has more than {_LONGEST:,} characters")
             yield line
 
-    with open(path, newline="", encoding="utf-8") as file:
+    with io.TextIOWrapper(regular.opened(path), encoding="utf-8", newline="") as file:
         reader = csv.reader(bounded(file))
         try:
             names = next(reader, [])

@@ -16,6 +16,7 @@ from typing import IO
 import numpy as np
 
 from nbcnn.datasets.dataset import DataCorrupt, DataMissing, Dataset
+from nbcnn.files import regular
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 REMEDY = "Delete it and get the file again (data/README.md says how)."
@@ -94,7 +95,7 @@ def _split(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
     """The uint8 array of `ndim` dimensions in the idx file at `path`. Raises DataCorrupt; offsets count in the uncompressed file."""
-    with open(path, "rb") as raw:
+    with regular.opened(path) as raw:
         if path.suffix != ".gz":
             return _read_idx(raw, path, ndim, path.stat().st_size)
         with gzip.GzipFile(fileobj=raw) as plain:

@@ -22,11 +22,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files import atomic, regular
+from nbcnn.files import atomic, document
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import brief, word
 
 WRITER = ".writer"
 """The owner's line of a whole folder."""
+_LINE = {"pid": int, "host": str, "since": str, "command": str, "began?": str, "boot?": str}
 _ATTEMPT_S, _POLL_S = 0.2, 0.02
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 """What flock fails with on a file system that knows no locks."""
@@ -121,10 +123,11 @@ def _boot() -> str:
 def _owner(path: Path) -> dict[str, Any]:
     """Who wrote the line at `path`; empty if there is none, or none that can be read."""
     try:
-        found = json.loads(regular.read(path))
-    except (OSError, ValueError, RecursionError):
+        found: dict[str, Any] = document.load(path)
+        document.fits(found, _LINE, str(path))
+    except (OSError, document.DocumentError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found
 
 
 def _is_here(owner: dict[str, Any]) -> bool:
@@ -135,7 +138,7 @@ def _is_here(owner: dict[str, Any]) -> bool:
 def _who(owner: dict[str, Any]) -> str:
     if not owner:
         return "another process"
-    return f"process {owner.get('pid')} on {owner.get('host')} (since {owner.get('since')}: {owner.get('command')})"
+    return f"process {owner['pid']} on {word(owner['host'])} (since {word(owner['since'])}: {brief(owner['command'])})"
 
 
 def _refusal(path: Path, owner: dict[str, Any]) -> str:

@@ -199,7 +199,7 @@ def trim(limit: int = LIMIT) -> None:
 
 def files_in(target: Path | None) -> Iterator[Path]:
     """The kernels' files of a folder, in order."""
-    return iter(sorted(target.glob(f"*{SUFFIX}")) if target is not None else ())
+    return iter(sorted(path for path in target.glob(f"*{SUFFIX}") if path.is_file()) if target is not None else ())
 
 
 def compile_now(wanted: Wanted, key: str) -> Stored:

@@ -4,13 +4,13 @@ import gzip
 import io
 import tarfile
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nbcnn import datasets
 from nbcnn.datasets import DataCorrupt, DataError, DataMissing, cifar10, download
+from nbcnn.files import regular
 
 RECORD = cifar10.RECORD
 
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_opened(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     write_cifar(tmp_path)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(regular, "opened", refuse)
     with pytest.raises(DataError, match=r"data_batch_1\.bin cannot be read: Permission denied"):
         datasets.load("cifar10", data_dir=tmp_path)
 

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import os
 import re
 import shutil
 import socket
@@ -157,6 +158,13 @@ def test_resumes_a_part(mirror, target):
 def test_starts_over_where_the_server_cannot_resume(mirror, target):
     mirror.resumes = False
     part_of(target, CONTENT[:100_000])
+    fetch([mirror.url], target)
+    assert_complete(target)
+
+
+def test_a_part_that_is_no_regular_file_is_replaced(mirror, target):
+    target.parent.mkdir()
+    os.mkfifo(target.with_name(target.name + ".part"))
     fetch([mirror.url], target)
     assert_complete(target)
 

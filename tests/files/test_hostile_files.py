@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import tracemalloc
 
 import numpy as np
 import pytest
+from scripts import ROOT
 
 from nbcnn.files import npy, regular
 from nbcnn.files.quote import brief, printable, quoted
@@ -53,6 +55,28 @@ def test_only_regular_files_are_opened(tmp_path, make):
     make(tmp_path / "x")
     with pytest.raises(OSError, match=r"regular|directory"):
         regular.read(tmp_path / "x")
+
+
+OF_THE_SYSTEM = (
+    *("files/lock", "classify/workers", "cli/env", "cli/phases", "gpu/memory"),
+    *("gpu/kernel_cache", "lab/report/readme", "lab/report/kernels_page"),
+)
+"""Modules that read what is no file of users: of /proc, or of the package and its documents."""
+
+
+def test_every_file_of_users_is_opened_by_regular():
+    """So a FIFO is not waited for and a device is not read, wherever a path comes from."""
+    found = []
+    for file in sorted((ROOT / "nbcnn").rglob("*.py")):
+        name = str(file.relative_to(ROOT / "nbcnn"))
+        if name.startswith((*OF_THE_SYSTEM, "files/regular", "lab/studies", "lab/peers", "lab/measure")):
+            continue
+        for call in (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)):
+            called = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+            mode = next((arg.value for arg in call.args[1:2] if isinstance(arg, ast.Constant)), "r")
+            if called in ("read_bytes", "read_text") or (ast.unparse(call.func) == "open" and mode in ("r", "rb")):
+                found.append(f"nbcnn/{name}:{call.lineno}")
+    assert not found, f"{found}: nbcnn.files.regular has `read` and `opened`"
 
 
 def test_no_more_is_allocated_than_a_file_holds(tmp_path):

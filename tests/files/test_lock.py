@@ -88,12 +88,29 @@ def test_a_lock_of_another_host_stays_and_the_message_says_how_to_remove_it(tmp_
         pass
 
 
-@pytest.mark.parametrize("line", [b"", b"\xff", b"[" * 100_000, b"3"])
+@pytest.mark.parametrize("line", [b"", b"\xff", b"[" * 100_000, b"3", b'{"pid": "\\u0000", "host": "h", "since": "s", "command": "c"}'])
 def test_an_owners_line_that_cannot_be_read_keeps_nobody_out(tmp_path, line):
     (tmp_path / WRITER).write_bytes(line)
     with writing(tmp_path):
         pass
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_an_owners_line_that_is_no_regular_file_is_not_waited_for(tmp_path, make):
+    make(tmp_path / WRITER)
+    with writing(tmp_path):
+        pass
+    assert files(tmp_path) == []
+
+
+def test_an_owners_line_is_quoted_short_and_escaped(tmp_path):
+    long = "\x1b[31m" * 1000
+    (tmp_path / WRITER).write_text(json.dumps({"pid": 7, "host": long, "since": long, "command": long}))
+    with pytest.raises(Held) as held, writing(tmp_path):
+        pass
+    assert len(str(held.value)) < 1000
+    assert str(held.value).isprintable()
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS], ids=errno.errorcode.get)

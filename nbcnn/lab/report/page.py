@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nbcnn.files import regular
 from nbcnn.lab.report.origin import origin
 
 PALETTE = """
@@ -158,7 +159,7 @@ def figure(picture: str, caption: str) -> str:
 
 def png(path: Path, alt: str) -> str:
     """A PNG file as an embedded picture. Raises OSError if it cannot be read."""
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
+    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(regular.read(path)).decode()}">'
 
 
 def paragraph(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbcnn.classify.features import place_of
 from nbcnn.datasets import own
-from nbcnn.files import document
+from nbcnn.files import document, regular
 from nbcnn.files.quote import brief
 from nbcnn.lab.measure import results
 from nbcnn.train.runlog import RunError, RunFolder
@@ -171,7 +171,7 @@ def classification(run: RunFolder, config: dict[str, Any], features: Path | None
         if features:
             raise RunError(f"{path} cannot be read ({brief(error)}); python -m nbcnn classify {features} writes it") from None
         return None
-    hashes = {hashlib.sha256(saved.read_bytes()).hexdigest() for saved in (run.best, run.last) if saved.is_file()}
+    hashes = {hashlib.sha256(regular.read(saved)).hexdigest() for saved in (run.best, run.last) if saved.is_file()}
     if found.get("checkpoint_sha256") in hashes:
         return found
     if features:
