@@ -152,7 +152,7 @@ def diverged(case, plane=(1, 2)):
     ins = [array.copy() for array in case.ins]
     image = ins[1 if str(case.op).endswith(("grads", "sums", "dgrad")) else 0]
     image[n, c, 1, 2] = np.nan
-    for at in STATISTICS.get(case.op, ()):
+    for at in STATISTICS.get(str(case.op), ()):
         ins[at][n * image.shape[1] + c if ins[at].size == image.shape[0] * image.shape[1] else c] = np.nan
     if str(case.op) == "evonorm_b0_together":
         ins[6].reshape(3, 4, -1)[1, 2:, c] = np.nan

@@ -110,7 +110,7 @@ def test_series_and_filters_longer_than_a_tile(device):
     for shape in ((3, 1, 420, 70), (37, 2, 9, 5)):
         for variant, op in KERNELS:
             case = chosen(op, shape)[-1]
-            assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS[variant][op], case, device) <= gradcheck.bound(case), (variant, case.label)
+            assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS[variant][case.op], case, device) <= gradcheck.bound(case), (variant, case.label)
 
 
 # Tiles of one series in neighbouring rows; more parts than there is work for; strips of several tiles.
