@@ -49,6 +49,22 @@ def hopper(tflops=(50.0, 150.0, 200.0, 300.0, 500.0, 600.0, 640.0, 660.0)):
     return [row | {"variant": n, "tflops": t, "ms": timing(154.6 / t), "over_before": o} for n, t, o in zip(names, tflops, over, strict=True)]
 
 
+def kernel_ladder(names, tflops):
+    """A climb of a ladder for CUDA cores."""
+    row = {"idea": "idea", "layer": "conv2", "op": "conv_fprop", "batch": 256, "precision": "fp32", "error": 0.001, "bound": 0.015}
+    row |= {
+        "percent_of_peak": 50.0,
+        "gb_per_second": 100.0,
+        "asked_bytes": 10**9,
+        "registers": 40,
+        "local_bytes": 0,
+        "shared_bytes": 2048,
+        "blocks": 4,
+    }
+    over = [None, *(mine / before for before, mine in pairwise(tflops))]
+    return [row | {"variant": n, "tflops": t, "ms": timing(38.7 / t), "over_before": o} for n, t, o in zip(names, tflops, over, strict=True)]
+
+
 def compiler(median, package="numba-cuda", **more):
     """What a compiler's process says of a part."""
     made_by = [{package: {"numba-cuda": "0.30.4", "numba-cuda-mlir": "0.6.0"}[package]}]
@@ -261,6 +277,8 @@ def every_kind():
         | trainings()
         | {
             "ladder-256": rungs,
+            "climb-256": kernel_ladder(("serial", "1 thread", "2 halo"), (0.001, 2.0, 4.0)),
+            "sums-256": kernel_ladder(("1 thread", "2 tree"), (0.1, 2.0)),
             "hopper-1024": hopper(),
             "compilers": compilers(),
             "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],

@@ -103,7 +103,7 @@ class Bound:
             follows = follows_layout(op, "in", position, array.shape)
             return encode(to_layout(array, layout if follows else "NCHW"), dtypes["in_dtypes"][position])
 
-        self._impl, self._weight, self._outs = impl, ins[1] if impl.pack is not None else None, tuple(outs)
+        self.impl, self._weight, self._outs = impl, ins[1] if impl.pack is not None else None, tuple(outs)
         arrays = tuple(self._put(stored(i, a)) for i, a in enumerate(ins))
         made = [arrays[o] if isinstance(o, int) else device.empty(numel(o[0]), dtypes["out_dtypes"][i]) for i, o in enumerate(outs)]
         self._bind(replace(bare, ins=arrays, outs=tuple(made), tile=tile))
@@ -117,7 +117,7 @@ class Bound:
 
     def _bind(self, call: Call, scratch: Any = None) -> None:
         """Make the packed weight and, unless it is given, the scratch that the tile of `call` wants; then the launches."""
-        impl = self._impl
+        impl = self.impl
         if self._weight is not None and impl.pack is not None:
             call = replace(call, packed=self._put(encode(pack_array(self._weight, impl.pack(call)), impl.packed)))
         nbytes = _scratch_bytes(impl, call)
@@ -138,7 +138,7 @@ class Bound:
         They share outputs and scratch with each other, and outputs with this one: poison, run and read one before the next.
         """
         calls = [replace(self.call, tile=tile) for tile in tiles]
-        most = max((_scratch_bytes(self._impl, call) for call in calls), default=0)
+        most = max((_scratch_bytes(self.impl, call) for call in calls), default=0)
         scratch = self._put(np.full(most, 0xFF, np.uint8)) if most else None
         made = []
         for call in calls:
@@ -151,7 +151,7 @@ class Bound:
         """The same op with other arrays, say another op's results, as the inputs at these positions; it shares all else with this one."""
         made = copy.copy(self)
         made.call = replace(self.call, ins=tuple(arrays.get(at, own) for at, own in enumerate(self.call.ins)))
-        made.launches = list(self._impl.bind(made.call))
+        made.launches = list(self.impl.bind(made.call))
         return made
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""`python -m nbcnn ladder` times every mode on this machine, whole training step and passes, as table, chart and JSON; or the ladder for Hopper."""
+"""`python -m nbcnn ladder` times every mode on this machine, whole training step and passes, as table, chart and JSON; or a ladder of kernels."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ EXAMPLES = (
     "python -m nbcnn ladder --batch 1 --json",
     "python -m nbcnn ladder --save --chart nbcnn/lab/results/ladder.png",
     "python -m nbcnn ladder --compare nbcnn/lab/results/nvidia-h200.json",
+    "python -m nbcnn ladder --cuda-cores --save",
     "python -m nbcnn ladder --hopper --save",
 )
 
@@ -26,6 +27,13 @@ def parser() -> Parser:
     made = Parser("python -m nbcnn ladder", "Climb from the NumPy path to the fastest kernels on this machine.", EXAMPLES)
     group = made.add_argument_group("model")
     flag(group, "--batch", count(1), "images per training step", "256, with --hopper 1024", "images")
+    flag(
+        group,
+        "--cuda-cores",
+        bool,
+        "one convolution and one sum instead, each in a few short kernels, from one thread per result (docs/ladder.md)",
+        "off",
+    )
     flag(group, "--hopper", bool, "one convolution instead, in six kernels from im2col to TMA, wgmma and warp roles (docs/hopper-ladder.md)", "off")
     group = made.add_argument_group("output")
     flag(group, "--chart", paths.WRITES_TEXT, "write the chart to this PNG file", "none", metavar="FILE")
@@ -37,25 +45,37 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns 0, or 1 if no rung could be measured or --compare finds something slower. --hopper exits 4 without such a GPU."""
     flags = parser().parse_args(argv)
-    if flags.hopper:
-        return guarded(lambda: _hopper(flags), without_gpu="python -m nbcnn ladder --batch 1 climbs what this machine has, from the NumPy path up")
+    names = ("hopper",) if flags.hopper else ("climb", "sums") if flags.cuda_cores else ()
+    if names:
+        return guarded(
+            lambda: _kernels(names, flags), without_gpu="python -m nbcnn ladder --batch 1 climbs what this machine has, from the NumPy path up"
+        )
     return guarded(lambda: _climb(flags))
 
 
-def _hopper(flags: SimpleNamespace) -> int:
+def _kernels(names: Sequence[str], flags: SimpleNamespace) -> int:
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.measure import regressions, results
-    from nbcnn.lab.studies import hopper
+    from nbcnn.lab.studies.kernel_ladders import LADDERS, climb, table
 
+    if flags.hopper and flags.cuda_cores:
+        raise UsageError("--hopper and --cuda-cores are two ladders: give one of them")
     if flags.chart:
-        raise UsageError("--chart belongs to the ladder of modes: --hopper draws none")
-    batch = flags.batch or 1024
-    device, section = Gpu().device_name, f"hopper-{batch}"
-    before = regressions.baseline(flags, section, device)
-    with results.keeping(section, device, flags.results, wanted=bool(flags.save)) as rows:
-        rows += hopper.climb(batch, to_stderr)
-        to_stdout(json.dumps(rows) if flags.json else hopper.table(rows))
-    return RUNTIME if before is not None and before.regressed(rows, flags) else OK
+        raise UsageError("--chart belongs to the ladder of modes: those of kernels draw none")
+    device, slower, made = Gpu().device_name, False, []
+    for ladder in (LADDERS[name] for name in names):
+        batch = flags.batch or ladder.batch
+        section = f"{ladder.name}-{batch}"
+        before = regressions.baseline(flags, section, device)
+        with results.keeping(section, device, flags.results, wanted=bool(flags.save)) as rows:
+            rows += climb(ladder, batch, to_stderr)
+            if not flags.json:
+                to_stdout(table(rows))
+        made += rows
+        slower |= before is not None and before.regressed(rows, flags)
+    if flags.json:
+        to_stdout(json.dumps(made))
+    return RUNTIME if slower else OK
 
 
 def _climb(flags: SimpleNamespace) -> int:

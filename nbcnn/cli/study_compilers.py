@@ -39,7 +39,7 @@ def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.gpu.compiler import COMPILERS
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.measure import results
-    from nbcnn.lab.studies import compilers, hopper
+    from nbcnn.lab.studies import compilers, kernel_ladders
 
     def say(text: str) -> None:
         to_stderr(text)
@@ -52,7 +52,7 @@ def _measure(flags: SimpleNamespace) -> int:
         if version(package) is None and kernel_store.precompiled() is None:
             extra = {"numba": "cu13", "mlir": "mlir"}[name]
             raise extras.PackageMissing(f"{package} is not installed, and there is no package of precompiled kernels: {extras.line(extra)}")
-    if gpu.capability != hopper.CAPABILITY:
+    if gpu.capability != kernel_ladders.HOPPER.exactly:
         parts = [part for part in parts if part not in compilers.HOPPER]
         say("the ladder for Hopper is left out: it needs compute capability 9.0")
     with results.keeping("compilers", gpu.device_name, flags.results, wanted=bool(flags.save)) as rows:

@@ -53,6 +53,7 @@ CONVOLUTIONS = (
     "test_conv_thin_mma_last.py",
     "test_conv_thin_mma_last_fprop.py",
     "test_conv_wgmma.py",
+    "test_cuda_ladder.py",
     "test_conv_winograd.py",
     "test_depthwise.py",
     "test_epilogues.py",

@@ -24,7 +24,7 @@ from nbcnn.nn.graphs import Graph, unpack, wired
 from nbcnn.nn.joins import Losses
 from nbcnn.nn.layer import parameters, sized
 from nbcnn.nn.params import ParameterLayout
-from nbcnn.ops.conv import hopper_ladder
+from nbcnn.ops.conv import cuda_ladder, hopper_ladder
 from nbcnn.ops.conv.frame.correlation import pack
 from nbcnn.ops.images import draw
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
@@ -194,7 +194,7 @@ def uses() -> tuple[Use, ...]:
         for arch in _architectures(row):
             found += _of_row(row, arch, recorded)
             if row.mode == "im2col":
-                found += _kernel_matrices(row, arch)
+                found += _kernel_matrices(row, arch) + _cuda_ladder(row, arch)
             if (row.mode, row.precision, arch) == ("tensorcore", "bf16", "90a"):
                 found += _hopper_ladder(row, arch)
     return tuple(found)
@@ -251,6 +251,21 @@ def _kernel_matrices(row: Row, arch: str) -> list[Use]:
         ("process", process.launch_unit_rows(f, i, f, 1024, 112, 112)),
     ]
     return [Use(classify, row, arch, op, launch) for op, launch in made] + [Use(means, row, arch, op, launch) for op, launch in products]
+
+
+def _cuda_ladder(row: Row, arch: str) -> list[Use]:
+    """The steps of `nbcnn.ops.conv.cuda_ladder`, on 3×3 filters of 64 channels."""
+    ladder = next(user for user in USERS if user.name == "ladder --cuda-cores")
+    images, filters, bias = (1, 64, 8, 8), (64, 64, 3, 3), (64,)
+    found = []
+    for each in (*cuda_ladder.STEPS, *cuda_ladder.SUMS):
+        sums = each.op == cuda_ladder.BIAS
+        ins = (images,) if sums else (images, filters, bias)[: 3 if each.op.after else 2]
+        outs = (bias,) if sums else (images,)
+        read, written = (tuple(_Array(numel(shape), np.float32) for shape in shapes) for shapes in (ins, outs))
+        call = Call(each.op, read, written, ins, outs, {} if sums else {"stride": 1, "pad": 1})
+        found += [Use(ladder, row, arch, str(each.op), launch) for launch in each.impl.bind(call)]
+    return found
 
 
 def _hopper_ladder(row: Row, arch: str) -> list[Use]:

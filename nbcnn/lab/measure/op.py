@@ -19,11 +19,13 @@ from nbcnn.lab.measure.sampling import Samples, median_interval, ratio_interval,
 from nbcnn.lab.measure.steady import Warm, Work, warm_up
 from nbcnn.lab.measure.timing import Timing, summarise
 from nbcnn.modes import DWCONV, Row
-from nbcnn.ops.kernel.call import Impl
+from nbcnn.ops.kernel.call import Impl, bare_call
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.lowering import stored_as
 from nbcnn.plan.op import Loss, Op
 from nbcnn.run.peaks import peaks_of
+from nbcnn.run.resolve import offered
 from nbcnn.run.rows import choose_mode
 
 
@@ -35,7 +37,7 @@ class NotTimed(RuntimeError):
 class Choice:
     """What runs an op: "MODE[:PRECISION[:ENGINE]][/PART][@TILE]", e.g. im2col, tensorcore:tf32, tensorcore:bf16/mma, im2col@128,128,16,8,8,2.
 
-    part  a part of the mode's row, e.g. one engine; None: the first that supports the shape. For a depthwise convolution of
+    part  an engine or a part of the mode's row; None: what a plan would choose. For a depthwise convolution of
           series also a variant of it, as --dwconv takes it: naive/warp.
     tile  the fields of its tile in order; None: its own choice.
     """
@@ -144,11 +146,15 @@ def prepare(choice: Choice, problem: Problem, *, rotate: bool = True, sets: int 
 
 
 def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, options: dict[str, Any]) -> tuple[str, Impl, Bound]:
-    """The part that runs the op on the full operands here, its implementation, and the bound op."""
+    """The part that runs the op on the full operands here, its implementation, and the bound op.
+
+    That is what a plan would choose among those that the choice allows: the cheapest, of a row that chooses by cost.
+    """
     reasons = []
-    for part, impl in gradcheck.runnable(row, problem.op, options["device"]):
-        if choice.part not in (None, part):
-            continue
+    able = gradcheck.runnable(row, problem.op, options["device"])
+    named = [each for each in able if each[1].engine == choice.part] or [each for each in able if each[0] == choice.part]
+    allowed = able if choice.part is None else named
+    for part, impl in _in_order(row, problem.op, allowed, ins, outs, options):
         try:
             bound = Bound(impl, problem.op, ins, outs, **options)
             if choice.tile is None:
@@ -161,13 +167,23 @@ def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, opti
             return part, impl, Bound(impl, problem.op, ins, outs, **options, tile=tile)
         except ValueError as error:  # the part may have a second implementation, with other tiles
             reasons.append(f"{part}: {error}")
-    parts = tuple(part for part, _ in gradcheck.runnable(row, problem.op, options["device"]))
+    parts = tuple(dict.fromkeys(name for part, impl in able for name in (part, impl.engine) if name))
     if choice.part is not None and choice.part not in parts:
         raise UsageError(f"{row.mode} {row.precision} runs {problem.op} in no part {choice.part!r}{nearest(choice.part, parts)}; it has {parts}")
     raise UsageError(
         f"{row.mode} {row.precision} has no {problem.op} for this{' tile and' if choice.tile else ''} shape"
         + "".join(f"; {reason}" for reason in reasons)
     )
+
+
+def _in_order(row: Row, op: Op, allowed: Sequence[Any], ins: Any, outs: Any, options: dict[str, Any]) -> list[tuple[str, Impl]]:
+    """`allowed` pairs of part and implementation as a plan would prefer them."""
+    if not row.by_cost:
+        return list(allowed)
+    step = Step(op, tuple(Buf("", each.shape, str(each.dtype)) for each in ins), tuple(Buf("", *out) for out in outs), options["attrs"])
+    found, _ = offered(row, bare_call(stored_as([step], row.store)[0], row.layout), options["target"])
+    preferred = [each.impl for each in found]
+    return sorted(allowed, key=lambda each: preferred.index(each[1]) if each[1] in preferred else len(preferred))
 
 
 def tile_of(impl: Impl, bound: Bound, numbers: tuple[int, ...], target: Target) -> Any:

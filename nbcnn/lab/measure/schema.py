@@ -103,6 +103,27 @@ _POINT = {
     "fraction": float,
 }
 
+_KERNEL = {
+    "variant": str,
+    "idea": str,
+    "layer": str,
+    "op": str,
+    "batch": int,
+    "precision": str,
+    "ms": TIMING,
+    "tflops": float,
+    "error": float,
+    "bound": float,
+    "gb_per_second?": float,
+    "percent_of_peak?": (float, None),
+    "over_before?": (float, None),
+    "asked_bytes?": (int, None),
+    "registers?": (int, None),
+    "local_bytes?": (int, None),
+    "shared_bytes?": (int, None),
+    "blocks?": (int, None),
+}
+
 KINDS: dict[str, tuple[str, Any]] = {
     "step": (
         "the whole training step, ours first (and `iterations` of it in a row), then peers: what a user writes, and an `expert`; a row without"
@@ -122,29 +143,9 @@ KINDS: dict[str, tuple[str, Any]] = {
         [{"variant": str, "op": str, "cache": str, "iterations": int, "graph?": bool, "ms?": TIMING}],
     ),
     "ladder": ("every mode of the machine, from the NumPy path up", [_RUNG]),
-    "hopper": (
-        "the ladder for Hopper: one convolution in mode im2col, in six steps, and in the engine",
-        [
-            {
-                "variant": str,
-                "idea": str,
-                "layer": str,
-                "op": str,
-                "batch": int,
-                "precision": str,
-                "ms": TIMING,
-                "tflops": float,
-                "error": float,
-                "bound": float,
-                "percent_of_peak?": (float, None),
-                "over_before?": (float, None),
-                "registers?": (int, None),
-                "local_bytes?": (int, None),
-                "shared_bytes?": (int, None),
-                "blocks?": (int, None),
-            }
-        ],
-    ),
+    "climb": ("the ladder for CUDA cores: one convolution by serial loops, in five steps, and as the modes compute it", [_KERNEL]),
+    "sums": ("a ladder of sums: a bias's gradient in three steps, and as mode tiled computes it", [_KERNEL]),
+    "hopper": ("the ladder for Hopper: one convolution in mode im2col, in six steps, and in the engine", [_KERNEL]),
     "compilers": (
         "kernels and training steps by both compilers, timed in turn: `ratios` of mlir's time to numba's by round; a compiler that failed has `why`",
         [{"part": str, "numba": _COMPILED, "mlir": _COMPILED, "ratio?": float, "ratios?": [float], "same_bits?": bool}],

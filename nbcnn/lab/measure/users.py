@@ -261,5 +261,6 @@ USERS = (
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
     User("classify", "support vector machines, kernel ridge"),
     User("k-means", "dictionaries and first weights"),
+    User("ladder --cuda-cores", "teaching: one convolution and one sum in eight short kernels of float32; nothing trains by them"),
     User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
 )

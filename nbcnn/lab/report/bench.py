@@ -26,8 +26,9 @@ def ladder(source: Source) -> Parts:
         yield page.provenance(where)
     if not source.has("ladder"):
         yield Missing("the ladder", "python -m nbcnn ladder --save")
-    for name, rows, where in source.sections("hopper"):
-        yield page.folded(titled(name), sections.hopper(rows).html() + page.provenance(where))
+    for kind in ("climb", "sums", "hopper"):
+        for name, rows, where in source.sections(kind):
+            yield page.folded(titled(name), sections.kernel_ladder(rows).html() + page.provenance(where))
     for name, rows, where in source.sections("compilers"):
         yield page.folded(titled(name), sections.compilers(rows).html() + page.provenance(where))
 

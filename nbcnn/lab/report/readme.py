@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import compilers, hopper, learning, readme_devices, readme_nets, readme_onnx, readme_scaling, sections, support
+from nbcnn.lab.report import compilers, kernel_ladders, learning, readme_devices, readme_nets, readme_onnx, readme_scaling, sections, support
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -117,7 +117,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **readme_devices.TABLES,
     **fusion.TABLES,
     **series.TABLES,
-    **hopper.TABLES,
+    **kernel_ladders.TABLES,
     **compilers.TABLES,
     **learning.TABLES,
     **readme_onnx.TABLES,

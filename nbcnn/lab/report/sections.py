@@ -69,24 +69,44 @@ def _rung(row: Row, before: Row | None, first: Row | None) -> tuple[str, ...]:
     )
 
 
-def hopper(rows: Sequence[Row]) -> Table:
-    """Every kernel of the ladder for Hopper, from mode im2col to the engine."""
+def _kib(count: int | None) -> str:
+    return "" if count is None else f"{count / 1024:.{1 if count < 10 << 10 and count % 1024 else 0}f}"
 
-    def shown(value: float | None, form: str) -> str:
-        return "" if value is None else f"{value:{form}}"
 
-    head = ("kernel", "idea", "µs", "TFLOP/s", "% of peak", "over the one before", "registers", "shared, KiB", "blocks on a multiprocessor")
+def kernel_ladder(rows: Sequence[Row]) -> Table:
+    """Every rung of a ladder of kernels."""
+
+    def shown(row: Row, key: str, form: str, scale: float = 1.0) -> str:
+        return "" if row.get(key) is None else f"{row[key] / scale if scale != 1 else row[key]:{form}}"
+
+    head = (
+        "kernel",
+        "idea",
+        "µs",
+        "TFLOP/s",
+        "GB/s",
+        "% of peak",
+        "over the one before",
+        "GB asked for",
+        "registers",
+        "shared, KiB",
+        "blocks per SM",
+    )
     lines = (
         (
-            *(row["variant"], row["idea"], _micro(row["ms"]), f"{row['tflops']:.0f}", shown(row.get("percent_of_peak"), ".0f")),
+            *(row["variant"], row["idea"], _micro(row["ms"]), f"{row['tflops']:.3g}" if 0 < row["tflops"] < 100 else shown(row, "tflops", ".0f")),
+            *(shown(row, "gb_per_second", ",.0f"), shown(row, "percent_of_peak", ".0f")),
             f"{row['over_before']:.2f}×" if row.get("over_before") else "",
-            shown(row.get("registers"), "d"),
-            "" if row.get("shared_bytes") is None else f"{row['shared_bytes'] / 1024:.0f}",
-            shown(row.get("blocks"), "d"),
+            *(
+                shown(row, "asked_bytes", ".2f", 1e9),
+                shown(row, "registers", "d"),
+                _kib(row.get("shared_bytes")),
+                shown(row, "blocks", "d"),
+            ),
         )
         for row in rows
     )
-    return Table(head, tuple(lines), 2)
+    return Table(head, tuple(lines), 2).filled()
 
 
 def compilers(rows: Sequence[Row]) -> Table:

@@ -37,10 +37,10 @@ from nbcnn.lab.measure.resources import resources
 from nbcnn.lab.measure.roofline import aligned
 from nbcnn.lab.measure.steady import Work
 from nbcnn.lab.measure.timing import summarise
-from nbcnn.lab.studies import hopper
+from nbcnn.lab.studies import kernel_ladders as ladders
 from nbcnn.ops.conv.hopper_ladder import STEPS
 
-HOPPER = tuple(f"hopper {name}" for name in (hopper.BELOW[0], *(step.name for step in STEPS), hopper.ABOVE[0]))
+HOPPER = tuple(f"hopper {rung.name}" for rung in ladders.HOPPER.rungs)
 TRAINING = (
     *("step naive fp32 256", "step tiled fp32 256", "step im2col fp32 256", "step tensorcore fp32 256", "step tensorcore tf32 256"),
     *("step tensorcore bf16 256", "step tensorcore tf32 1024", "step tensorcore bf16 1024", "step tensorcore bf16 64"),
@@ -73,19 +73,20 @@ def ready(part: str, file: Path) -> tuple[Work, int, dict[str, Any]]:
 
 
 def _kernel(name: str) -> tuple[Work, int, dict[str, Any]]:
-    shape = replace(LAYERS[hopper.LAYER], N=BATCH)
-    made = prepare(hopper.IM2COL if name == hopper.BELOW[0] else hopper.ENGINE, conv_problem(hopper.OP, shape))
+    shape = replace(LAYERS[ladders.LAYER], N=BATCH)
+    mode = ladders.IM2COL if name == ladders.IM2COL.name else ladders.ENGINE
+    made = prepare(mode.choice, conv_problem(mode.op, shape))
     device, error, bound, sets = made.device, made.error, made.limit, [each.launches for each in made.bounds]
     if step := next((step for step in STEPS if step.name == name), None):
-        error, bound = hopper.verified(step, made.row, device, shape)
-        sets = [list(step.impl.bind(hopper.call_of(step, each.call))) for each in made.bounds]
+        error, bound = ladders.verified(step, made.row, device, shape)
+        sets = [list(step.impl.bind(ladders.call_of(step, each.call))) for each in made.bounds]
     for launch in sets[0]:
         launch.run(device.stream)
     device.synchronize()
     bits = _hash(device.download(made.bounds[0].call.outs[0]))
     registers = (resources(sets[0][-1]) or {}).get("registers")
     work = Calls(name, device, sets, graph=True)
-    return work, max(hopper.CALLS, len(sets)), {"error": error, "bound": bound, "bits": bits, "registers": registers}
+    return work, max(ladders.CALLS, len(sets)), {"error": error, "bound": bound, "bits": bits, "registers": registers}
 
 
 def _training(numpys: np.ndarray, mode: str, precision: str, batch: str) -> tuple[Work, int, dict[str, Any]]:

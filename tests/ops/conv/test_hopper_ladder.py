@@ -3,6 +3,7 @@ there."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.target import H200
 from nbcnn.lab.measure import launched, results, schema
-from nbcnn.lab.report import hopper as report
+from nbcnn.lab.report import kernel_ladders as report
 from nbcnn.lab.report import readme
-from nbcnn.lab.studies import hopper
+from nbcnn.lab.studies import kernel_ladders as ladders
 from nbcnn.modes import MODES
-from nbcnn.ops.conv import hopper_ladder
+from nbcnn.ops.conv import cuda_ladder, hopper_ladder
 from nbcnn.ops.conv.hopper_ladder import STEPS
 from nbcnn.ops.conv.hopper_ladder.parts import BLOCKS
 from nbcnn.ops.kernel.call import Call
@@ -44,7 +45,7 @@ SHAPES = (
 
 @pytest.mark.skipif(not nb.SIMULATOR, reason="the GPU tests every step")
 def test_step_1_has_parity_in_the_simulator():
-    case = hopper.case_of(STEPS[0], SMALL)
+    case = ladders.case_of(STEPS[0], SMALL)
     assert parity(BF16, STEPS[0].impl, case, nb.Gpu()) <= bound(case, "bf16")
 
 
@@ -53,7 +54,7 @@ def test_step_1_has_parity_in_the_simulator():
 def test_parity(gpu, step, shape):
     if gpu.capability != (9, 0):
         pytest.skip("TMA and wgmma need compute capability 9.0")
-    case = hopper.case_of(step, shape)
+    case = ladders.case_of(step, shape)
     assert parity(BF16, step.impl, case, gpu) <= bound(case, "bf16")
 
 
@@ -81,49 +82,57 @@ def test_every_file_is_short_and_every_step_is_one():
 
 
 def test_a_step_reads_the_engines_operands_but_for_the_bias():
-    call = Call(hopper.OP, ("x", "w", "b"), ("y",), ((1,), (2,), (3,)), ((4,),), tile="tile", packed="packed", in_dtypes=("a", "b", "c"))
-    plain, last = hopper.call_of(STEPS[0], call), hopper.call_of(STEPS[5], call)
+    call = Call(ladders.CONV_RELU, ("x", "w", "b"), ("y",), ((1,), (2,), (3,)), ((4,),), tile="tile", packed="packed", in_dtypes=("a", "b", "c"))
+    plain, last = ladders.call_of(STEPS[0], call), ladders.call_of(STEPS[5], call)
     assert (str(plain.op), plain.ins, plain.in_shapes, plain.in_dtypes, plain.tile) == ("conv_fprop", ("x", "w"), ((1,), (2,)), ("a", "b"), None)
-    assert (last.op, last.ins, last.packed, last.outs) == (hopper.OP, ("x", "w", "b"), "packed", ("y",))
+    assert (last.op, last.ins, last.packed, last.outs) == (ladders.CONV_RELU, ("x", "w", "b"), "packed", ("y",))
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch):
-    monkeypatch.setattr(hopper.gradcheck, "parity", lambda *args: float("nan"))
-    with pytest.raises(hopper.NotTimed, match="step 1 im2col is not timed"):
-        hopper.verified(STEPS[0], BF16, None, SMALL)
+    monkeypatch.setattr(ladders.gradcheck, "parity", lambda *args: float("nan"))
+    with pytest.raises(ladders.NotTimed, match="step 1 im2col is not timed"):
+        ladders.verified(STEPS[0], BF16, None, SMALL)
 
 
 def test_another_gpu_is_refused_in_words(monkeypatch):
-    monkeypatch.setattr(hopper, "Gpu", lambda: type("Old", (), {"capability": (8, 6)}))
+    monkeypatch.setattr(ladders, "Gpu", lambda: type("Old", (), {"capability": (8, 6)}))
     with pytest.raises(nb.GpuUnavailable, match=r"needs compute capability 9\.0 .* this GPU has 8\.6"):
-        hopper.climb(64, lambda text: None)
+        ladders.climb(ladders.HOPPER, 64, lambda text: None)
 
 
 def test_a_climb_is_shown_and_saved(tmp_path, monkeypatch):
     rows = samples.hopper()
     schema.fits(rows, schema.KINDS["hopper"][1], "rows")
-    text = hopper.table(rows).splitlines()
+    text = ladders.table(rows).splitlines()
     assert text[3].split() == ["2", "TMA", "idea", "0.773", "200", "50", "1.33", "90", "97", "2", "0.07"]
-    samples.saved(tmp_path, {report.SECTION: rows})
+    samples.saved(tmp_path, {report.section_of(ladders.HOPPER): rows})
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    assert "Measured: **150 TFLOP/s**, 1,031 µs, 3.00 times as fast as mode im2col (50 TFLOP/s)." in report.of_step(1)
-    assert "1.07 times as fast as step 5 (600 TFLOP/s)" in report.of_step(6)
-    assert "| 4 wgmma | idea | 309 | 500 | 50 | 1.67× | 90 | 97 | 2 |" in report.climb()
+    assert "Measured: **150 TFLOP/s**, 1,031 µs, 3.00 times as fast as mode im2col (50 TFLOP/s)." in report.of_step(ladders.HOPPER, "1 im2col")
+    assert "1.07 times as fast as step 5 (600 TFLOP/s)" in report.of_step(ladders.HOPPER, "6 epilogue")
+    assert "| 4 wgmma | idea | 309 | 500 | 50 | 1.67× | 90 | 97 | 2 |" in report.climb(ladders.HOPPER)
 
 
-def test_the_page_has_what_was_measured():
-    text = report.PAGE.read_text()
-    assert all(f"<!-- table {name} -->" in text for name in report.TABLES)
+@pytest.mark.parametrize("ladder", ladders.LADDERS.values(), ids=lambda ladder: ladder.name)
+def test_the_page_has_what_was_measured(ladder):
+    text = report.PAGES[ladder.name].read_text()
+    wanted = {ladder.name, *(f"{ladder.name}_{step.name.split()[0]}" for step in ladder.steps)}
+    assert wanted <= set(report.TABLES)
+    assert all(f"<!-- table {name} -->" in text for name in wanted)
     assert readme.rewritten(text) == text, "run `python -m nbcnn.lab.report.readme`"
 
 
-def test_the_page_quotes_the_steps():
-    sections = re.split(r"^## Step (\d)", report.PAGE.read_text(), flags=re.M)[1:]
-    assert sections[::2] == list("123456")
+@pytest.mark.parametrize(
+    ("ladder", "heading", "file"),
+    [("hopper", "Step", "step"), ("climb", "Step", "step"), ("sums", "Sum", "sum")],
+)
+def test_the_page_quotes_the_steps(ladder, heading, file):
+    folder = Path(inspect.getfile(hopper_ladder if ladder == "hopper" else cuda_ladder)).parent
+    sections = re.split(rf"^## {heading} (\d)", report.PAGES[ladder].read_text(), flags=re.M)[1:]
+    assert sections[::2] == [step.name.split()[0] for step in ladders.LADDERS[ladder].steps]
     for number, section in zip(sections[::2], sections[1::2], strict=True):
-        [file] = FOLDER.glob(f"step{number}_*.py")
-        assert f"hopper_ladder/{file.name}" in section
-        stands = {line.strip() for line in file.read_text().splitlines()}
+        [found] = folder.glob(f"{file}{number}_*.py")
+        assert f"{folder.name}/{found.name}" in section
+        stands = {line.strip() for line in found.read_text().splitlines()}
         quoted = [line.strip() for block in re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.S) for line in block.splitlines()]
         assert quoted
         assert [line for line in quoted if line and line != "…" and line not in stands] == []

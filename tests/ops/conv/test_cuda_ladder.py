@@ -1,0 +1,82 @@
+"""Tests of the ladder for CUDA cores: every step right in the simulator and on a GPU, its bytes as the simulator counts them, and its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compiled import full
+
+from nbcnn.check.gradcheck import bound, parity
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device as nb
+from nbcnn.gpu.target import H200
+from nbcnn.lab.measure import launched
+from nbcnn.lab.studies import kernel_ladders as ladders
+from nbcnn.modes import MODES
+from nbcnn.ops.conv import cuda_ladder
+from nbcnn.ops.conv.cuda_ladder.serial import loops
+from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.op import Op
+from nbcnn.plan.shapes import ConvShape
+
+ROW = MODES["naive", "fp32"]
+FOLDER = Path(cuda_ladder.__file__).parent
+STEPS = (*cuda_ladder.STEPS, *cuda_ladder.SUMS)
+# Two tiles of everything with an end inside: pixels, filters, channels; a stride, padding, a window that is not square; several images per tile.
+SMALL = ConvShape(2, 20, 17, 6, 20, 3, 2, 1, 1)
+SHAPES = (SMALL, ConvShape(1, 3, 35, 35, 70, 5, 5, 2, 2), ConvShape(3, 17, 5, 5, 66, 1, 1, 1, 0), ConvShape(70, 2, 3, 3, 1, 3, 3, 2, 1))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{step.op}-{step.name}")
+def test_parity(device, step, shape):
+    case = ladders.case_of(step, shape)
+    assert parity(ROW, step.impl, case, device) <= bound(case)
+
+
+def test_the_serial_loops_are_right():
+    case = ladders.case_of(STEPS[0], ConvShape(2, 3, 5, 4, 2, 3, 2, 2, 1))
+    (shape, _), *_ = case.outs
+    y = np.empty(shape, np.float32)
+    loops(*case.ins, y, case.attrs["stride"], case.attrs["pad"])
+    assert ladders.gradcheck.relative_error(y, ladders.gradcheck.reference(case)[0]) <= bound(case)
+
+
+@pytest.mark.skipif(nb.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("number", [3, 4, *full(0, 1, 2, 5, 6, 7)])
+def test_a_step_compiles_without_spills(number):
+    launch = launched._cuda_ladder(MODES["im2col", "fp32"], "90a")[number].launch
+    report = compile_launch(launch, "90a")
+    # Four blocks of 256 threads share the 65,536 registers and 227 KiB of a multiprocessor.
+    assert (report.frame_bytes, report.registers <= 64) == (0, True)
+    assert 4 * (report.shared_bytes + 1024) <= 227 * 1024
+
+
+@pytest.mark.parametrize("step", cuda_ladder.STEPS, ids=lambda step: step.name)
+def test_what_does_not_fit_is_refused_in_words(step):
+    def refused(shape, ins=2):
+        case = ladders.case_of(step, SMALL)
+        shapes = (shape.x_shape, shape.w_shape, (shape.K,))[: max(ins, len(case.ins))]
+        return step.impl.supports(Call(step.op, (), (), shapes, (shape.y_shape,), {"stride": shape.stride, "pad": shape.pad}), H200)
+
+    assert refused(SMALL) is None
+    assert refused(SMALL, 3) == (None if step.op.after else "a bias is added in step 5")
+    assert "2,147,483,648 elements or more" in refused(ConvShape(2**16, 32, 32, 32, 4, 3, 3, 1, 1))
+    wide = refused(ConvShape(1, 2, 9, 9, 2, 8, 8, 1, 0))
+    assert wide == ("a window of 8×8 with stride 1 is over 7×7 with stride 2" if step.name == "2 halo" else None)
+
+
+def test_every_step_is_a_short_file_and_the_gemm_fits_fifty_lines():
+    files = sorted(FOLDER.glob("*.py"))
+    assert [file.stem[:5] for file in files if file.stem.startswith("step")] == [f"step{at}" for at in range(1, 6)]
+    assert max(len(file.read_text().splitlines()) for file in files) <= 120
+    text = (FOLDER / "step3_gemm.py").read_text()
+    listing = text[text.index("@jit") : text.index("def traffic")]
+    assert len(listing.strip().splitlines()) <= 50
+
+
+def test_a_sum_is_refused_beyond_32_bits():
+    call = Call(Op("bias", "wgrad"), (), (), ((2**11, 2**10, 32, 32),), ((2**10,),), {})
+    assert cuda_ladder.SUMS[0].impl.supports(call, H200) == "dy has 2,147,483,648 elements or more"
