@@ -54,7 +54,7 @@ def test_points_have_both_kinds_of_bytes_and_the_time_that_the_roofs_allow(mode,
 
 def test_limiters_are_the_nearer_roof_or_neither():
     plan = training_plan(MODES["tensorcore", "bf16"], 1024)
-    by_op = {(item.step.scope, item.step.op): item for item in plan.steps}
+    by_op = {(item.step.scope, str(item.step.op)): item for item in plan.steps}
     wide, thin = by_op["conv2", "conv_dgrad_relu"], by_op["conv2", "unpool"]
 
     def limiter(item, ms):

@@ -62,7 +62,7 @@ def backward(name: str, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def test_every_activation_has_its_ops_and_a_layer_that_reads_the_same():
-    assert set(HOST) == set(OPS) == {f"{name}_{path}" for name in ACTIVATIONS for path in ("fprop", "dgrad")}
+    assert set(HOST) == set(OPS) == {Op(name, path) for name in ACTIVATIONS for path in ("fprop", "dgrad")}
     # Not those that another test declared.
     own = [layer for layer in Elementwise.__subclasses__() if layer.__module__ in (activations.__name__, whitening.__name__)]
     layers = {made.function: made for made in (*(layer() for layer in own), activations.GELU(approximate="tanh"))}

@@ -41,7 +41,7 @@ def bare(op: str, shape: tuple[int, ...], layout: str, groups: int, kind: str = 
     ins = tuple(grown(array.shape) for array in small.ins)
     outs = tuple((shape[1],) if isinstance(out, int) else grown(out[0]) for out in small.outs)
     # Planes of one image are as many as channels: the position of a statistic says whose it is.
-    at = {"evonorm_b0_fprop": ("out", 1), "evonorm_b0_grads": ("in", 4)}.get(op)
+    at = {"evonorm_b0_fprop": ("out", 1), "evonorm_b0_grads": ("in", 4)}.get(str(op))
     if at:
         side = list(outs if at[0] == "out" else ins)
         side[at[1]] = side[at[1] + 1] = (shape[0] * shape[1],)

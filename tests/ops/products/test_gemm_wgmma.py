@@ -40,7 +40,7 @@ def test_a_large_product_takes_the_largest_tile_and_a_small_one_many():
 def test_refuses_what_tma_cannot_address(precision, sizes, reason):
     assert reason in implementation(precision).supports(call(*sizes), H200)
     assert implementation(precision).supports(call(9, 16, 8), H200) is None
-    assert sum("gemm" in part for _, part in MODES["tensorcore", precision].fallbacks) == 3  # others serve it
+    assert sum(Op("gemm") in part for _, part in MODES["tensorcore", precision].fallbacks) == 3  # others serve it
 
 
 def test_a_tile_is_read_by_all_that_need_it():
@@ -68,7 +68,7 @@ def test_parity(gpu, precision):
     if gpu.capability != (9, 0):
         pytest.skip("wgmma needs compute capability 9.0")
     impl = implementation(precision)
-    row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {"gemm": impl}),))
+    row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {Op("gemm"): impl}),))
     for case in gemm.cases(SIZES):
         M, K = case.ins[0].shape
         for tile in impl.candidates(call(M, K, len(case.ins[1])), gpu.target):
