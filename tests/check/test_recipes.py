@@ -14,7 +14,7 @@ import pytest
 from nbcnn.gpu import device
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = {"add-op": 4, "add-mode": 4, "own-model": 1, "add-loss": 1, "add-optimizer": 1, "add-callback": 1, "add-augmentation": 1}
+MOST_FILES = {"add-op": 5, "add-mode": 4, "own-model": 1, "add-loss": 1, "add-optimizer": 1, "add-callback": 1, "add-augmentation": 1}
 PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="starts the simulator itself")
 
@@ -29,10 +29,12 @@ def recipe(page: str) -> list[tuple[str, str]]:
 
 def follow(page: str, copy: Path) -> set[str]:
     """Follow a recipe in a copy of the package; returns the files that it touches."""
-    for folder in ("nbcnn", "tests", "docs"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "results", "pictures"))
-    for name in ("pyproject.toml", "train.py", "extract_features.py"):
-        shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "shared"), dirs_exist_ok=True)
+    return applied(page, copy)
+
+
+def applied(page: str, copy: Path) -> set[str]:
+    """Write what the blocks of a page say into a copy; returns the files that it touches."""
     touched = set()
     for language, code in recipe(page):
         head, body = code.split("\n", 1)
@@ -49,14 +51,10 @@ def follow(page: str, copy: Path) -> set[str]:
     return touched
 
 
-def whole_suite(copy: Path, *tests: str) -> None:
-    """Run tests of the whole package that look at every row and kernel, after the page of kernels is brought up to date as the recipe says."""
-    page = copy / "docs" / "kernels.md"
-    # The registers that stand there may be another compiler's: they are kept.
-    versions = "from nbcnn.lab.report import kernels_page as k; import sys; t = open(sys.argv[1]).read(); "
-    run(copy, "-c", versions + "open(sys.argv[1], 'w').write(t.replace(k.read(t).versions, k.versions()))", str(page))
-    run(copy, "-m", "nbcnn", "kernels", "--page", str(page), "--new", "--quiet")
-    assert "passed" in run(copy, *PYTEST, "tests/check/test_gradcheck.py", "tests/lab/test_kernels_page.py", *tests)
+def commands(page: str) -> list[list[str]]:
+    """The commands of the last block of a page, that make anew what is derived from the code."""
+    *_, block = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "howto" / f"{page}.md").read_text(encoding="utf-8"), re.S)
+    return [line.removeprefix("python ").split() for line in block.splitlines()]
 
 
 def patch(file: Path, hunk: str) -> None:
@@ -86,7 +84,6 @@ def test_an_op_with_its_layer(tmp_path):
     findings += "cases = [c for c in g.all_cases() if 'softsign' in str(c.op)]; "
     findings += "found = list(g.check_row(row, device.Host(), cases)); assert len(found) >= 12 and all(f.ok for f in found), found"
     run(tmp_path, "-c", findings)
-    whole_suite(tmp_path, "tests/ops/activations/test_elementwise.py")
 
 
 @pytest.mark.full
@@ -98,7 +95,25 @@ def test_a_convolution_mode(tmp_path):
     assert "1 passed" in run(tmp_path, *options, "by-rows and simulator", simulator=True)
     assert "3 passed" in run(tmp_path, *options, "by-rows and planned or spills")  # compiled for two architectures
     assert "by-rows" in run(tmp_path, "-m", "nbcnn", "gradcheck", "--help")
-    whole_suite(tmp_path, "tests/cli/test_flags.py")
+
+
+@pytest.mark.full
+def test_the_suite_passes_with_an_op_and_a_mode_more(tmp_path):
+    """Both recipes in one copy, then the tests of every op, layer, row, kernel, page and name. The registers that stand on the page of kernels may be
+    another compiler's: they are kept.
+    """
+    follow("add-op", tmp_path)
+    applied("add-mode", tmp_path)
+    versions = "from pathlib import Path; from nbcnn.lab.report import kernels_page as k; p = Path('docs/kernels.md'); t = p.read_text(); "
+    run(tmp_path, "-c", versions + "p.write_text(t.replace(k.read(t).versions, k.versions()))")
+    assert commands("add-op") == commands("add-mode")
+    for command in commands("add-op"):
+        run(tmp_path, *command)
+    # Others of tests/lab ask the copy for its revision, or for .ci.
+    tests = ["ops", "nn", "plan", "check", "lab/test_kernels_page.py", "lab/test_compilers_study.py", "cli/test_flags.py"]
+    tests += ["gpu/test_simulator.py", "test_reference.py", "test_words.py"]
+    passed = run(tmp_path, *PYTEST[:3], *(f"tests/{name}" for name in tests), "--ignore", "tests/check/test_recipes.py")
+    assert " passed" in passed
 
 
 def test_a_model_of_ones_own(tmp_path):
