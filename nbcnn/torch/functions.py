@@ -724,7 +724,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tanhshrink": tanhshrink,
     "softshrink": softshrink,
     "hardshrink": hardshrink,
-    "threshold": threshold,
+    **dict.fromkeys(("threshold", "_threshold"), threshold),
     "glu": glu,
     "softmax": _softmax("Softmax"),
     "_softmax": _softmax("Softmax"),

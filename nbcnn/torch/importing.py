@@ -285,6 +285,8 @@ class _Reading:
         """A tensor of the module under the module's own name for it."""
         known = self._trace.tensors.get(key_of(tensor))
         if known is None:
+            if tensor.grad_fn is not None:
+                raise Refused("it was computed of tensors that are trained while the module was traced, and training would not reach them")
             self._frozen.add(name)
             return Held(name, tensor, False)
         return known
@@ -312,10 +314,15 @@ class _Reading:
 
     def _read(self, node: fx.Node) -> Any:
         """What a node makes: a value of layers, a tensor that the module holds, or a number of Python's."""
+        shape = self._shapes[node]
         if node.op == "get_attr":
             held = self._constants[node]
-            return self._held(held, str(node.target)) if isinstance(held, Tensor) else held
-        shape = self._shapes[node]
+            try:
+                return self._held(held, str(node.target)) if isinstance(held, Tensor) else held
+            except Refused as error:
+                self._problems.append((", ".join(each.name for each in node.users), "tensor", str(error)))
+                self._left.add(node)
+                return _stand_in(shape)
         if not _has_tensors(shape):
             return shape
         module = self.traced.get_submodule(str(node.target)) if node.op == "call_module" else None

@@ -53,24 +53,41 @@ def felt(found):
 
 def assert_same_gradients(model, module, x, tolerance=1e-9):
     """Every trained number of the module is one of the model, none more, with the same gradient; float64 sums in another order are 1e-12 apart."""
-    there, here = gradients_there(module, x), gradients_here(model, x)
-    assert sum(value.size for value, _ in there) == sum(value.size for value, _ in here), (
-        [value.shape for value, _ in there],
-        dict(zip(trained(model), [value.shape for value, _ in here], strict=True)),
+    assert_the_same_gradients(gradients_here(model, x), gradients_there(module, x), tolerance)
+
+
+def assert_the_same_gradients(here, there, tolerance, more=False):
+    """Two lists of (value, gradient) have the same values, each with the same gradient; with `more` the first may have others, too."""
+    shapes = [value.shape for value, _ in here], [value.shape for value, _ in there]
+    assert more or sum(value.size for value, _ in there) == sum(value.size for value, _ in here), (
+        f"trained are {shapes[0]}, and should be {shapes[1]}"
     )
+    here = list(here)
     for value, gradient in there:
         for at, (own, found) in enumerate(here):
-            if own.size == value.size and _alike(own, value):
-                # Offsets of what was subtracted have the other sign.
-                sign = 1.0 if np.array_equal(own.reshape(-1), value.reshape(-1)) else -1.0
+            if (same := matched(own, value)) is not None:
+                sign, mine, theirs = same
                 scale = max(1.0, float(np.abs(gradient).max()))
-                apart = np.abs(sign * found.reshape(-1) - gradient.reshape(-1)).max()
-                assert apart <= tolerance * scale, (value.shape, apart, scale)
+                apart = np.abs(sign * found.reshape(-1)[mine] - gradient.reshape(-1)[theirs]).max()
+                assert apart <= tolerance * scale, f"the gradient of {value.shape} is {apart:.1e} off, of {scale:.1e}"
                 del here[at]
                 break
         else:
-            raise AssertionError(f"no trained parameter of the model is the module's of {value.shape}")
+            raise AssertionError(f"no trained parameter is the one of {value.shape} among {shapes}")
 
 
-def _alike(own, value):
-    return np.array_equal(own.reshape(-1), value.reshape(-1)) or np.array_equal(own.reshape(-1), -value.reshape(-1))
+def matched(own, value):
+    """How the numbers of two arrays are the same ones: the sign of the first, and their orders; None where they are not.
+
+    Offsets of what was subtracted have the other sign, and matrices may be transposed.
+    """
+    if own.size != value.size:
+        return None
+    theirs = np.argsort(value, axis=None, kind="stable")
+    for sign in (1.0, -1.0):
+        mine = np.argsort(sign * own, axis=None, kind="stable")
+        if np.array_equal(sign * own.reshape(-1)[mine], value.reshape(-1)[theirs]):
+            if np.array_equal(sign * own.reshape(-1), value.reshape(-1)):  # also where some numbers are alike
+                mine = theirs
+            return sign, mine, theirs
+    return None
