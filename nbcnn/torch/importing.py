@@ -323,7 +323,7 @@ class _Reading:
                 self._problems.append((", ".join(each.name for each in node.users), "tensor", str(error)))
                 self._left.add(node)
                 return _stand_in(shape)
-        if not _has_tensors(shape):
+        if not _tensors(shape):
             return shape
         module = self.traced.get_submodule(str(node.target)) if node.op == "call_module" else None
         what = type(module).__name__ if module is not None else _name_of(node)
@@ -331,27 +331,36 @@ class _Reading:
         self.sheet.node, self.sheet.number = place, self._order[node]
         gradients = node.meta.get("gradients", True)
         args, kwargs = (fx.node.map_arg(given, lambda each: self._operand(each, gradients)) for given in (node.args, node.kwargs))
+        batch = self._batch_of(node)
         try:
             if node in self._constants:
                 return self._constant(node)
             handler = _handler(module, what)
             if self._changes_what_is_read(node, module):
                 raise Refused("it changes in place what another part reads afterwards")
-            for each in shape if not isinstance(shape, _Shape) else [shape]:
-                if isinstance(each, _Shape) and each[:1] != (self._batch,):
-                    raise Refused(f"it makes {tuple(each)} of a batch of {self._batch}, which is no batch")
-                if isinstance(each, _Shape) and each.dtype != torch.float32:
+            for each in _tensors(shape):
+                if each[:1] != (batch,):
+                    raise Refused(f"it makes {tuple(each)} of a batch of {batch}, which is no batch")
+                if each.dtype != torch.float32:
                     raise Refused(f"it makes {each.dtype}")
             made = self._made(node, module, handler, shape, args, kwargs)
         except (Refused, UsageError, ValueError, TypeError) as error:
-            # What is made of something that is missing already is named only if it is missing itself, whatever the shapes.
-            if isinstance(error, _Unknown | BothComputed) or not self._left.intersection(node.all_input_nodes):
+            if batch is not None or isinstance(error, _Unknown | BothComputed):
                 self._problems.append((place, what, "" if isinstance(error, _Unknown) else str(error)))
             self._left.add(node)
             return _stand_in(shape)
         if self._left.intersection(node.all_input_nodes):
             self._left.add(node)
         return made
+
+    def _batch_of(self, node: fx.Node) -> int | None:
+        """The length of the first axis of what a node reads. It is that of the batch, but behind what is missing: windows of images, say, that a part
+        without a counterpart put beside the examples. None where operands differ in it, so that nothing can be said of the node."""
+        if not self._left.intersection(node.all_input_nodes):
+            return self._batch
+        reads = [self._shapes[each] for each in node.all_input_nodes if each not in self._constants]
+        found = {each[:1] for shape in reads for each in _tensors(shape)}
+        return found.pop()[0] if len(found) == 1 and () not in found else None
 
     def _made(self, node: fx.Node, module: nn.Module | None, handler: Any, shape: Any, args: Any, kwargs: Any) -> Any:
         """What the handler of a node makes, of the shapes that PyTorch made."""
@@ -364,7 +373,7 @@ class _Reading:
         if module is not None and (module._forward_hooks or module._forward_pre_hooks):
             raise Refused("it has hooks, which a network does not run: remove them first")
         made = handler(call, *args, **kwargs) if module is None else handler(call, module, *args, **kwargs)
-        wanted = [tuple(each[1:]) for each in (shape if not isinstance(shape, _Shape) else [shape]) if isinstance(each, _Shape)]
+        wanted = [tuple(each[1:]) for each in _tensors(shape)]
         found = [each.dims for each in (made if isinstance(made, tuple | list) else [made])]
         if wanted != found:
             raise Refused(f"it makes {wanted} of an example, and layers {found}")
@@ -411,8 +420,11 @@ def _all_values(made: Any) -> bool:
     return isinstance(made, tuple) and all(isinstance(each, Val) for each in made)
 
 
-def _has_tensors(shape: Any) -> bool:
-    return isinstance(shape, _Shape) or (isinstance(shape, tuple) and any(map(_has_tensors, shape)))
+def _tensors(shape: Any) -> list[_Shape]:
+    """The shapes of the tensors among what a node makes."""
+    if isinstance(shape, _Shape):
+        return [shape]
+    return [each for part in shape for each in _tensors(part)] if isinstance(shape, tuple) else []
 
 
 _INPLACE = {"iadd": "add", "imul": "mul", "isub": "sub", "itruediv": "div", "ior": ""}
