@@ -26,12 +26,18 @@ FOLDER = Path(cuda_ladder.__file__).parent
 STEPS = (*cuda_ladder.STEPS, *cuda_ladder.SUMS)
 # Two tiles of everything with an end inside: pixels, filters, channels; a stride, padding, a window that is not square; several images per tile.
 SMALL = ConvShape(2, 20, 17, 6, 20, 3, 2, 1, 1)
-SHAPES = (SMALL, ConvShape(1, 3, 35, 35, 70, 5, 5, 2, 2), ConvShape(3, 17, 5, 5, 66, 1, 1, 1, 0), ConvShape(70, 2, 3, 3, 1, 3, 3, 2, 1))
+LARGER = (ConvShape(1, 3, 35, 35, 70, 5, 5, 2, 2), ConvShape(3, 17, 5, 5, 66, 1, 1, 1, 0), ConvShape(70, 2, 3, 3, 1, 3, 3, 2, 1))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{step.op}-{step.name}")
-def test_parity(device, step, shape):
+def test_parity(device, step):
+    case = ladders.case_of(step, SMALL)
+    assert parity(ROW, step.impl, case, device) <= bound(case)
+
+
+@pytest.mark.parametrize("shape", LARGER, ids=str)
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{step.op}-{step.name}")
+def test_parity_of_other_shapes(device, step, shape):
     case = ladders.case_of(step, shape)
     assert parity(ROW, step.impl, case, device) <= bound(case)
 
