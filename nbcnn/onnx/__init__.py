@@ -64,6 +64,9 @@ def from_onnx(
     Examples of an input are float32, taken as they are: (C, H, W) where the file's have three axes, (C, 1, L) of two, vectors (F,) of any other
     number, in the order of the file; outputs likewise. A file that `to_onnx` made gives a model that takes the same arrays as the first one.
 
+    A file does not say what is trained. Weights are, one for all nodes that read it, in whatever order or shape; numbers beside all channels, and
+    divisors, are constants. A weight that nodes compute of other weights is refused.
+
     Raises OnnxError (exit code 3) for what is no ONNX file, damaged, or asks for files elsewhere; UnsupportedNodes, one of them, which names all
     nodes that are not taken, with the reason; PackageMissing, UsageError, GpuUnavailable.
 

@@ -7,7 +7,7 @@ more memory than that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -216,6 +216,28 @@ FOLDED: dict[str, Callable[[Sequence[Any], Attributes], Any]] = {
     ),
 }
 """Ops of constants: the operands as arrays and the attributes -> the one output."""
+
+
+MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+"""Ops whose output is their first operand in another shape, order or width: one that is trained stays the same trained numbers."""
+
+
+def origins(nodes: Iterable[Any], arrays: Mapping[str, np.ndarray], frozen: Container[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Where the constants that `nodes` compute come from: the array that each is in another order (`MOVES`), and for each that is computed in another
+    way one array that is trained. `arrays` are those of the file: floats of several elements that are not `frozen` are trained."""
+    trained = {name for name, each in arrays.items() if each.dtype.kind in "fV" and each.size > 1 and name not in frozen}  # V: bfloat16
+    constants, sources, made_of = {"", *arrays}, dict[str, str](), dict[str, str]()
+    for node in nodes:
+        if node.op_type in ("Shape", "Size"):
+            constants.update(node.output)
+        elif node.op_type in FOLDED and constants.issuperset(node.input):
+            constants.update(node.output)
+            read = [sources.get(name, name) for name in node.input]
+            if node.op_type in MOVES:
+                sources.update(zip(node.output[:1], read, strict=False))
+            elif found := trained.intersection(made_of.get(name, name) for name in read):
+                made_of.update(dict.fromkeys(node.output, min(found)))
+    return sources, made_of
 
 
 def folded(op: str, given: Sequence[Any], attributes: Attributes) -> np.ndarray:

@@ -24,7 +24,7 @@ from nbcnn.nn.activations import LogSoftmax, Scale, Softmax
 from nbcnn.nn.graphs import Graph, Input, Value
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.onnx import elementwise, norms, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
-from nbcnn.onnx.constants import FOLDED, Room
+from nbcnn.onnx.constants import FOLDED, Room, origins
 from nbcnn.onnx.erf import ERF, Erf, erf_of
 from nbcnn.onnx.errors import NAMED, OnnxError, Unsupported, UnsupportedNodes, onnx_package
 from nbcnn.onnx.exporter import noted
@@ -165,12 +165,18 @@ class _Walk:
         self._values: dict[str, Any] = dict(initialisers(file))
         kept = trained(file)
         frozen = set() if kept is None else {name for name in self._values if name not in kept}
-        self.sheet = Sheet(frozen=frozen, apart=apart((node.op_type, [name for name in node.input if name in self._values]) for node in graph.node))
         inputs = {each.name: each for each in file.graph.input if each.name not in self._values}
         for what, given in (("shapes", shapes), ("constants", constants)):
             if strange := sorted(set(given) - {each.name for each in file.graph.input}):
                 raise UsageError(f"{what} names {quoted(strange[0])}, and the inputs of the file are {', '.join(inputs)}")
         self._values |= constants
+        self._sources, made_of = origins(graph.node, self._values, frozen)
+        reads = ((node.op_type, [self._source(name) for name in node.input if self._source(name) in self._values]) for node in graph.node)
+        self.sheet = Sheet(
+            frozen=frozen,
+            apart=apart(each for node, each in zip(graph.node, reads, strict=True) if self._sources.keys().isdisjoint(node.output)),
+            made_of=made_of,
+        )
         labels = {node.input[1] for node in file.graph.node if node.op_type in LOSSES and len(node.input) > 1}
         for name, each in inputs.items():
             if name in labels and name not in constants:
@@ -179,6 +185,10 @@ class _Walk:
                 self._enter(name, each.type, shapes.get(name))
         if not self._entered:
             raise OnnxError(f"{file.name}: the graph has no input but constants")
+
+    def _source(self, name: str) -> str:
+        """What the file calls the array that `name` has in another shape or order."""
+        return self._sources.get(name, name)
 
     def _enter(self, name: str, kind: Any, shape: Sequence[int] | None) -> None:
         """Make an input of the graph. Raises OnnxError for what is no array of floats whose shape is known."""
@@ -281,7 +291,7 @@ class _Walk:
             node.name,
             self.file.written,
             operands,
-            list(node.input),
+            [self._source(name) for name in node.input],
             attributes,
             len(node.output),
             [bool(name) and name in self._read for name in node.output],

@@ -32,8 +32,10 @@ def gemm(node: Node) -> Val:
     x, b, c = node.value(), node.floats(1), node.floats(2)
     if b.ndim != 2 or node.rank(x) != 2:
         raise Unsupported(f"matrices of {node.rank(x)} and {b.ndim} axes")
-    b = (b.T if node.attributes.get("transB", 0) else b) * np.float32(node.attributes.get("alpha", 1.0))
-    c = None if c is None else c * np.float32(node.attributes.get("beta", 1.0))
+    b = b.T if node.attributes.get("transB", 0) else b
+    alpha, beta = float(node.attributes.get("alpha", 1.0)), float(node.attributes.get("beta", 1.0))
+    if c is None or not beta:
+        c, beta = None, 1.0
     if node.attributes.get("transA", 0):
         if node.batched:
             raise Unsupported(f"transA: {MIXES}")
@@ -41,10 +43,14 @@ def gemm(node: Node) -> Val:
     c, names = None if c is None else node.broadcastable(c, x), node.called(weight=1, bias=2)
     if b.shape[0] != x.dims[-1]:
         raise Unsupported(f"a matrix of {b.shape} for rows of {x.dims[-1]}")
-    if c is not None and c.shape in ((), (1,), (b.shape[1],), (1, b.shape[1]), (1, 1)):
-        return rows_times(node, x, b, np.broadcast_to(c.reshape(-1), (b.shape[1],)), names)
-    y = rows_times(node, x, b, None, names)
-    return y if c is None else node.sheet.affine(y, None, c, names)
+    # alpha·x·b + beta·c is beta·((alpha/beta)·x·b + c): what is trained are b and c themselves, and no copies of a c that is one number.
+    x = node.sheet.scaled(x, alpha / beta)
+    if c is not None and c.size == b.shape[1] and c.shape[-1:] in ((), (c.size,)):
+        y = rows_times(node, x, b, c.reshape(-1), names)
+    else:
+        y = rows_times(node, x, b, None, names)
+        y = y if c is None else node.sheet.affine(y, None, c, {"bias": names.get("bias", "")})
+    return node.sheet.scaled(y, beta)
 
 
 def rows_times(node: Node, x: Val, b: np.ndarray, bias: np.ndarray | None, names: dict[str, str]) -> Val:

@@ -94,11 +94,13 @@ class Sheet:
     frozen  the arrays of the file that training leaves as they are, by name.
     apart   those that several nodes read, each with other arrays beside it: each of these is a layer of its own, so that it stays one weight.
     claimed the arrays that layers have as parameters, since it was cleared.
+    made_of the arrays that the file computes of trained ones, with one of these: no layer has them as parameters.
     exact   whatever is not frozen is trained; a file of ONNX does not say so of single numbers, which are constants then.
     """
 
     frozen: Container[str] = ()
     apart: Container[str] = ()
+    made_of: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
     placed: list[Placed] = field(default_factory=list)
     node: str = ""
@@ -114,7 +116,7 @@ class Sheet:
     ) -> Value:
         """`layer` called on `x`. `arrays` are its parameters and states, `names` what the file calls them: one layer for the same ones.
 
-        Raises Unsupported where the file trains one array as the parameter of two layers.
+        Raises Unsupported where the file trains one array as the parameter of two layers, or a parameter is computed of a trained array.
         """
         held = {key: np.asarray(array, np.float32) for key, array in (arrays or {}).items()}
         called = {key: name for key, name in (names or {}).items() if name and key in held}
@@ -125,6 +127,11 @@ class Sheet:
             shared: Value = known.layer(x)
             return shared
         for key, name in called.items():
+            if not key.startswith(STATE) and name in self.made_of:
+                raise Unsupported(
+                    f"{quoted(name)} is computed of {quoted(self.made_of[name])}, which is trained, and training would not reach it: "
+                    "fold the constants of the file first, to train what is computed of them"
+                )
             if not key.startswith(STATE) and name not in self.frozen and self._owners.setdefault(name, (layer, key))[0] is not layer:
                 other = type(self._owners[name][0]).__name__
                 raise Unsupported(f"{quoted(name)} is trained as the weight of a {other} already, which another layer cannot share")

@@ -76,6 +76,65 @@ def test_a_weight_that_no_layer_can_share_is_refused():
         from_onnx(file(nodes, {"w": random(4, 4, 1, 1)}), mode="cpu")
 
 
+TIED = {
+    "Transpose": ([node("Transpose", "w", "v", perm=[1, 0])], (8, 8), "MatMul"),
+    "Reshape": ([node("Reshape", "w s", "v")], (4, 16), "MatMul"),
+    "Unsqueeze": ([node("Unsqueeze", "w a", "v")], (8,), "Mul"),
+    "Squeeze": ([node("Squeeze", "w a", "v")], (1, 8), "Mul"),
+    "Identity": ([node("Identity", "w", "v")], (8, 8), "MatMul"),
+    "Transpose, Transpose": ([node("Transpose", "w", "u"), node("Transpose", "u", "v")], (8, 8), "MatMul"),
+}
+"""Ways to the constant v from a weight w: the nodes, the shape of w, and the op that reads v."""
+
+
+@pytest.mark.parametrize("way", TIED)
+def test_a_weight_that_is_read_in_another_order_twice_stays_one(way):
+    moves, shape, op = TIED[way]
+    again = [helper.make_node(each.op_type, [name + "2" if name in "uv" else name for name in each.input], [each.output[0] + "2"]) for each in moves]
+    for old, new in zip(moves, again, strict=True):
+        new.attribute.extend(old.attribute)
+    tensors = {"w": random(*shape), "s": np.array([8, 8]), "a": np.array([0])}
+    nodes = [*moves, *again, node(op, "x v", "p"), node("Tanh", "p", "q"), node(op, "q v2", "y")]
+    model = from_onnx(file(nodes, tensors, shape=("n", 8)), loss="mse", mode="cpu")
+    assert model.net.params.count == tensors["w"].size
+
+
+def test_a_weight_and_its_transpose_are_refused():
+    nodes = [node("MatMul", "x w", "p"), node("Transpose", "w", "v", perm=[1, 0]), node("MatMul", "p v", "y")]
+    with pytest.raises(UnsupportedNodes, match="'w' is trained as the weight of a Linear already"):
+        from_onnx(file(nodes, {"w": random(8, 8)}, shape=("n", 8)), mode="cpu")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [[node("Mul", "w two", "v")], [node("Slice", "w zero four", "v")], [node("Neg", "w", "u"), node("Transpose", "u", "v", perm=[0, 1, 3, 2])]],
+)
+def test_a_parameter_that_is_computed_of_a_trained_array_is_refused(nodes):
+    """As a weight 2·w would take other steps than w, and one that is frozen none."""
+    tensors = {"w": random(4, 4, 1, 1), "two": np.float32(2), "zero": np.array([0]), "four": np.array([4])}
+    with pytest.raises(UnsupportedNodes, match=r"computed of 'w', which is trained.*fold the constants"):
+        from_onnx(file([*nodes, node("Conv", "x v", "y")], tensors), mode="cpu")
+
+
+def test_factors_of_a_gemm_are_not_in_its_weights():
+    nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "y", alpha=0.5, beta=-3.0)]
+    tensors = {"w": random(192, 3), "b": random(3)}
+    model = from_onnx(file(nodes, tensors), mode="cpu")
+    assert {each.size: each for each in model.weights().values()}.keys() == {576, 3}
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([each.ravel() for each in model.weights().values()])), np.sort([*tensors["w"].ravel(), *tensors["b"]])
+    )
+    wanted = 0.5 * X.reshape(3, -1).astype(np.float64) @ tensors["w"] - 3 * tensors["b"].astype(np.float64)
+    # 192 products of terms of size 3 at most, in float32.
+    np.testing.assert_allclose(model.predict(X), wanted, rtol=0, atol=192 * 3 * 2**-24)
+
+
+def test_one_number_beside_all_columns_of_a_gemm_is_a_constant():
+    nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "y")]
+    model = from_onnx(file(nodes, {"w": random(192, 3), "b": random(1)}), mode="cpu")
+    assert model.net.params.count == 576
+
+
 def test_what_the_file_does_not_have_is_not_trained():
     """x + c has no factor that could be trained."""
     model = from_onnx(file([node("Add", "x c", "y")], {"c": random(4, 1, 1)}), loss="mse", mode="cpu")
