@@ -1,31 +1,36 @@
-"""Numbers in the text of flags, settings and the environment, read by one rule: text that is not ASCII is no number.
+"""Numbers in the text of flags, settings and the environment, read by one rule: ASCII digits, in groups of three where something separates them.
 
-Python's own int and float take the digits of every script: int("٣") is 3.
+Python's own int and float take the digits of every script, and any groups: int("٣") is 3, float("1_0.5") is 10.5.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from nbcnn.files.quote import quoted
 
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)")
+
 
 def whole(text: str) -> int:
-    """The whole number that `text` says; commas may stand in it. Raises ValueError for other text.
+    """The whole number that `text` says; commas or underscores may separate thousands. Raises ValueError for other text.
 
     >>> whole("1,024"), whole("-1_000")
     (1024, -1000)
     """
-    return int(_ascii(text).replace(",", ""))
+    return int(_plain(text))
 
 
 def real(text: str) -> float:
-    """The number that `text` says, also as 0.5 or 1e3, and "inf" or "nan". Raises ValueError for other text.
+    """The number that `text` says, also as 0.5 or 1e3, and "inf" or "nan". Raises ValueError for other text, such as 0,5 and 1_0.5.
 
     >>> real("1e3"), real("-inf")
     (1000.0, -inf)
     """
-    return float(_ascii(text))
+    if "," in text:
+        raise ValueError(f"{quoted(text)} has a comma, which elsewhere separates thousands or decimals")
+    return float(_plain(text))
 
 
 def sizes(text: str, mark: str = ",") -> tuple[int, ...]:
@@ -61,7 +66,8 @@ def _within(variables: Mapping[str, str], name: str, parse: Callable[[str], floa
     return value
 
 
-def _ascii(text: str) -> str:
-    if not text.isascii():
+def _plain(text: str) -> str:
+    """`text` without what separates thousands. Raises ValueError for other characters than ASCII, and for separators elsewhere."""
+    if not text.isascii() or (("," in text or "_" in text) and not _THOUSANDS.fullmatch(text.strip())):
         raise ValueError(f"{quoted(text)} is no number in ASCII digits")
-    return text
+    return text.replace(",", "").replace("_", "")
