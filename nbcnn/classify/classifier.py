@@ -39,8 +39,8 @@ from nbcnn.classify.pipeline import Outcome, finite
 from nbcnn.classify.processing import Processing, parse
 from nbcnn.classify.ridge import RidgeMachine
 from nbcnn.classify.scale import Scaler
-from nbcnn.datasets.arrays import refuse_masked
 from nbcnn.files import document
+from nbcnn.files.masked import refuse_masked
 from nbcnn.files.quote import brief, quoted
 from nbcnn.nn import models
 from nbcnn.nn.arguments import FLOAT32

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.masked import refuse_masked
 from nbcnn.files.quote import quoted
 from nbcnn.files.warn import warn
 
@@ -63,13 +64,6 @@ def one_array(values: Any, name: str) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise UsageError(f"{name} are of dtype {array.dtype}: nbcnn takes bytes (uint8) or floats")
     return array
-
-
-def refuse_masked(values: Any, name: str) -> None:
-    """Raise UsageError for a masked array: nothing here leaves out what its mask says, and values under a mask may be anything."""
-    if isinstance(values, np.ma.MaskedArray):
-        hint = "fill in values first, as with .filled(0), or leave these examples out"
-        raise UsageError(f"{name} are a masked array, whose mask nbcnn does not know: {hint}")
 
 
 def _some(values: Any, name: str) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError, Whole
+from nbcnn.files.masked import refuse_masked
 
 Log = Callable[[str], None]
 """Takes one message for people; it may hold several lines."""
@@ -67,6 +68,8 @@ class Masks:
 
     def __post_init__(self) -> None:
         _check_names(self.classes)
+        for each in (self.train, self.test):
+            refuse_masked(each, "masks")
         if not 2 <= len(self.classes) <= VOID:
             raise ValueError(f"masks need 2 to {VOID} classes, got {len(self.classes)}")
         for split, masks in (("training", self.train), ("test", self.test)):
@@ -115,6 +118,8 @@ class Dataset:
             ("training", self.train_images, self.train_labels),
             ("test", self.test_images, self.test_labels),
         ):
+            refuse_masked(images, f"{self.name}: {split} images")
+            refuse_masked(labels, f"{self.name}: {split} labels")
             if images.dtype not in (np.uint8, np.float32) or images.ndim != 4 or not images.flags.c_contiguous or images.size == 0:
                 raise ValueError(
                     f"{self.name}: {split} images must be uint8 or float32 (M, C, H, W), C-contiguous and not empty: {images.dtype} {images.shape}"

@@ -39,4 +39,4 @@ def load(own: Own, log: Log, limit: int | None = None) -> Dataset:
             f"{name} must return a nbcnn.datasets.Dataset, or a dict of arrays such as images and labels, or train_images, train_labels, "
             f"test_images and test_labels; it returned {type(made).__name__}"
         )
-    return npz.made_of(npz.of_arrays(made), own, log, limit)
+    return npz.made_of(npz.of_arrays(made, own.path), own, log, limit)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.masked import refuse_masked
 from nbcnn.files.quote import quoted
 
 LARGEST = 1e35
@@ -51,6 +52,7 @@ class Normalisation:
 
         Bytes are added as integers, so the result does not depend on how; floats are added in float64, block by block.
         """
+        refuse_masked(images, "images")
         channels, each = images.shape[1], math.prod(images.shape[2:])
         exact = images.dtype == np.uint8
         first: Any = np.zeros(channels, np.int64 if exact else np.float64)

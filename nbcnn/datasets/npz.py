@@ -29,6 +29,7 @@ from nbcnn.datasets.masks import of as masks_of
 from nbcnn.datasets.own import TEST_SHARE, Own
 from nbcnn.files import npy, regular
 from nbcnn.files.errors import UsageError
+from nbcnn.files.masked import refuse_masked
 from nbcnn.files.npy import Header, NpyError
 from nbcnn.files.quote import brief, printable, quoted
 from nbcnn.gpu import memory
@@ -90,10 +91,11 @@ def load(own: Own, log: Log, limit: int | None = None) -> Dataset:
     return made_of(_found(own.path), own, log, limit)
 
 
-def of_arrays(given: Mapping[str, Any]) -> dict[str, Found]:
-    """The arrays of `NAMES` that a mapping holds, by the first of their names."""
+def of_arrays(given: Mapping[str, Any], where: Path) -> dict[str, Found]:
+    """The arrays of `NAMES` that a mapping holds, by the first of their names. Raises DataError for a masked one, which came from `where`."""
 
     def found(name: str) -> Found:
+        _checked(where, name, lambda: refuse_masked(given[name], name))
         array = np.asarray(given[name])
         return Found(
             name, npy.Header(array.dtype, array.shape, columns=False, offset=0), lambda rows: array if rows is None else array[rows], held=False

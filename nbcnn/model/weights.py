@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.masked import refuse_masked
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
 from nbcnn.model.turns import Turns, in_turn
@@ -47,12 +48,14 @@ class Weights(Turns):
     def set_weights(self, tensors: Mapping[str, Any]) -> None:
         """Replace the parameters and running statistics that are named in `tensors`, arrays of their shapes; the others stay.
 
-        Raises UsageError, and changes nothing, for a name that the network does not have, another shape, or values that are not finite float32.
+        Raises UsageError, and changes nothing, for a name that the network does not have, another shape, a masked array, or values that are not
+        finite float32.
         """
         held = self.net.params.as_dict()
         for name, tensor in tensors.items():
             if name not in held:
                 raise UsageError(f"the network has no parameter {name!r}{nearest(name, list(held))}; it has {', '.join(held)}")
+            refuse_masked(tensor, f"the values of {name}")
             with np.errstate(over="ignore"):
                 made = np.asarray(tensor, np.float32)
             if made.shape != held[name].shape or not np.isfinite(made).all():

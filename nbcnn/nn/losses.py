@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.masked import refuse_masked
 from nbcnn.files.quote import quoted
 from nbcnn.nn.layer import NoParams, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
@@ -103,6 +104,7 @@ class SoftmaxCrossEntropy(NoParams):
 
     def __post_init__(self) -> None:
         if self.weight is not None:
+            refuse_masked(self.weight, "the weights of SoftmaxCrossEntropy")
             object.__setattr__(self, "weight", tuple(float(each) for each in self.weight))
             if not self.weight or not all(0 <= each < math.inf for each in self.weight) or not any(self.weight):
                 raise UsageError(f"SoftmaxCrossEntropy needs finite weights of at least 0, not all of them 0, got {self.weight}")

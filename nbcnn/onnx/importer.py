@@ -17,6 +17,7 @@ import numpy as np
 from nbcnn.datasets.arrays import Form, Forms
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
+from nbcnn.files.masked import refuse_masked
 from nbcnn.files.quote import brief, quoted, word
 from nbcnn.model.network import Model
 from nbcnn.nn import description
@@ -87,6 +88,8 @@ def imported(
     file = read(source)
     if not shapes and not constants and batched and (made := _restored(file, loss, mode, precision)) is not None:
         return made
+    for name, value in (constants or {}).items():
+        refuse_masked(value, f"the values of the constant {quoted(name)}")
     walk = _Walk(file, dict(shapes or {}), {name: np.asarray(value) for name, value in (constants or {}).items()}, batched, loss is not None)
     graph = walk.graph()
     notes = _notes(file, len(graph.inputs))

@@ -12,8 +12,9 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nbcnn.datasets.arrays import Form, refuse_masked, seen
+from nbcnn.datasets.arrays import Form, seen
 from nbcnn.files.errors import UsageError
+from nbcnn.files.masked import refuse_masked
 from nbcnn.model.evaluation import softmax
 from nbcnn.model.network import Model
 from nbcnn.nn.activations import ReLU

@@ -13,8 +13,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nbcnn.classify.processing import names_of
-from nbcnn.datasets.arrays import refuse_masked
 from nbcnn.files.errors import UsageError
+from nbcnn.files.masked import refuse_masked
 
 _VALUES = 1 << 24
 

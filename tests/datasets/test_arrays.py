@@ -187,6 +187,7 @@ def test_masked_arrays_are_refused_wherever_examples_are_taken(pixels):
     model = nbcnn.Model([nbcnn.Flatten(), nbcnn.Linear(2)], "cross_entropy", mode="cpu")
     network, machine = nbcnn.sklearn.ConvClassifier(mode="cpu", epochs=1), nbcnn.sklearn.RBFSVC(device="cpu")
     machine.fit(vectors.data + np.eye(5, 3), numbers.data)
+    built = nbcnn.Model([nbcnn.Linear(2)], "cross_entropy", mode="cpu").build((3,))
     for call in (
         lambda: arrays.images(masked),
         lambda: arrays.images(list(masked)),
@@ -198,6 +199,12 @@ def test_masked_arrays_are_refused_wherever_examples_are_taken(pixels):
         lambda: network.fit(vectors.data, numbers),
         lambda: machine.fit(vectors, numbers.data),
         lambda: machine.predict(vectors),
+        lambda: built.set_weights({"linear1.bias": numbers[:2].astype(np.float32)}),
+        lambda: nbcnn.SoftmaxCrossEntropy(weight=np.ma.masked_array([1.0, 2.0], [0, 0])),
+        lambda: nbcnn.Normalisation.of(masked),
+        lambda: nbcnn.datasets.Dataset("own", "", masked, None, pixels, None, None),
+        lambda: nbcnn.datasets.Dataset("own", "", pixels, numbers.astype(np.int32), pixels, numbers.data.astype(np.int32), ("a", "b")),
+        lambda: nbcnn.datasets.Masks(masked[:, 0], pixels[:, 0], ("a", "b")),
     ):
         with pytest.raises(UsageError, match=r"masked array, whose mask nbcnn does not know: fill in values first"):
             call()

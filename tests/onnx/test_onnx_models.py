@@ -440,6 +440,12 @@ def test_upsampling_with_sizes_and_a_skip_connection():
     near(model.predict(X), wanted)
 
 
+def test_a_masked_constant_is_refused():
+    made = nbcnn.onnx.to_onnx(nbcnn.Model([nbcnn.Linear(2)], mode="cpu").build((3,)))
+    with pytest.raises(nbcnn.UsageError, match="the values of the constant 'x' are a masked array"):
+        nbcnn.onnx.from_onnx(made.SerializeToString(), constants={"x": np.ma.masked_array(np.ones(3), [0, 1, 0])}, mode="cpu")
+
+
 def test_the_loss_of_a_file_becomes_the_models():
     nodes = [node("Flatten", "x", "f"), node("Gemm", "f w", "z"), node("SoftmaxCrossEntropyLoss", "z t", "loss", ignore_index=1)]
     made = helper.make_graph(

@@ -1,0 +1,16 @@
+"""This module refuses NumPy's masked arrays, whose mask nothing here knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbcnn.files.errors import UsageError
+
+
+def refuse_masked(values: Any, name: str) -> None:
+    """Raise UsageError for a masked array: nothing here leaves out what its mask says, and values under a mask may be anything."""
+    if isinstance(values, np.ma.MaskedArray):
+        hint = "fill in values first, as with .filled(0), or leave out what it masks"
+        raise UsageError(f"{name} are a masked array, whose mask nbcnn does not know: {hint}")
