@@ -147,13 +147,13 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
     if args.pictures:
         extras.need("matplotlib", "--pictures needs")
         extras.need("sklearn", "--pictures needs")
-    team.agree("device", str(on_gpu).encode())
+    team.agree({"device": str(on_gpu).encode()})
     given = given or _open(args.features, args.limit, args.kernel, verify=team.leads, beside=on_gpu)
     held, train_labels, test_labels, origin, sha256, verified = given
     mirrored = len(held[0]) > 2
     portable = held[0][::2] if args.portable else ()
     process = parse(args.process or "none", origin.code_shape)
-    team.agree("features", f"{sha256} {args.limit} {mirrored}".encode())
+    team.agree({"features": f"{sha256} {args.limit} {mirrored}".encode()})
     make_folder(out, "--out")
     if team.leads:
         held_folder.enter_context(lock.writing(out))

@@ -18,6 +18,7 @@ from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags
 from nbcnn.cli.part import Part
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
+from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import counted
 from nbcnn.files.suggest import called
@@ -233,7 +234,7 @@ def prepared(flags: SimpleNamespace, team: Team, run: RunFolder, config: dict[st
 
     out = Path(flags.out) if flags.out else _free(place_of(run.path, own.short(data.name)))
     same = [saved.sha256, data.source, len(data.train_images), net.mode, net.precision, str(out), layer, bool(flags.mirror)]
-    team.agree("checkpoint, data or mode", json.dumps(same).encode())
+    team.agree(user_code.hashes() | {"checkpoint, data or mode": json.dumps(same).encode()})
     gpu = None if net.mode == "cpu" else net.device_name
     where = (data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu, net.precision)
     origin = Origin(str(run.path), saved.path.name, saved.sha256, *where, model=config["flags"]["model"], layer=flags.at)

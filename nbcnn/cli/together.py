@@ -53,7 +53,7 @@ def same_program(team: Any) -> None:
         from nbcnn import __version__
         from nbcnn.gpu.kernel_cache import source_hash
 
-        team.agree("version or sources of nbcnn", f"{__version__} {source_hash(('./',))}".encode())
+        team.agree({"version or sources of nbcnn": f"{__version__} {source_hash(('./',))}".encode()})
 
 
 def _end(code: int) -> NoReturn:

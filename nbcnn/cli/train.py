@@ -13,6 +13,7 @@ from nbcnn.cli.part import Part
 from nbcnn.cli.phases import Phases
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
+from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import called
 from nbcnn.plan.names import FITTED
@@ -79,7 +80,9 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     part.check(data)
     phases.mark("reading the data")
     rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data, row)
-    team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
+    optimizer, streaming = train_run.optimizer(flags), train_data.streaming(flags)  # the last files of the user's to be loaded
+    decided = json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode()
+    team.agree(user_code.hashes() | {"mode, flags or data": decided})  # a file first: it may be why data differ
     net = Net(
         data.layers,
         data.shape,
@@ -107,7 +110,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     session = TrainingSession(
         net,
         data.train,
-        optimizer=train_run.optimizer(flags),
+        optimizer=optimizer,
         learning_rates=rates,
         batch=flags.batch,
         seed=flags.seed,
@@ -124,7 +127,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
         ema=flags.ema,
         recompute=flags.recompute,
         phase=phases.mark,
-        **train_data.streaming(flags),
+        **streaming,
     )
     if flags.nvtx:
         session.mark = ranges.nvtx() or ranges.nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -16,6 +17,14 @@ from nbcnn.files import regular
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
+
+_HASHES: dict[tuple[str, str], str] = {}
+"""The SHA-256 of every file that was loaded, in hexadecimal digits, by its flag and the name that it has there."""
+
+
+def hashes() -> dict[str, bytes]:
+    """The SHA-256 of the files that flags have loaded, by words for each, for ranks to compare; but --callback's, which rank 0 alone runs."""
+    return {f"{where} ({flag})": found.encode() for (flag, where), found in sorted(_HASHES.items()) if flag != "--callback"}
 
 
 def is_function(name: str) -> bool:
@@ -77,7 +86,10 @@ def _module(where: str, flag: str) -> ModuleType:
         if not where.endswith(".py"):
             if "" not in sys.path and str(Path.cwd()) not in sys.path:
                 sys.path.insert(0, str(Path.cwd()))  # a console script does not have the present folder there, `python -m` has
-            return importlib.import_module(where)
+            module = importlib.import_module(where)
+            if (file := getattr(module, "__file__", None)) and Path(file).is_file():
+                _record(where, flag, regular.read(file))
+            return module
         path = Path(where)
         if not path.is_file():
             raise UsageError(f"{flag}: there is no file {path}")
@@ -86,9 +98,16 @@ def _module(where: str, flag: str) -> ModuleType:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)  # where dataclasses look for it
-        spec.loader.exec_module(module)
+        source = regular.read(path)
+        _record(where, flag, source)
+        # The bytes that were hashed are run: a loader would read the file again, or take an older .pyc of the same size and second.
+        exec(compile(source, str(module.__file__), "exec", dont_inherit=True), vars(module))  # noqa: S102
         return module
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"{flag}: {where} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _record(where: str, flag: str, source: bytes) -> None:
+    _HASHES[flag, where] = hashlib.sha256(source).hexdigest()

@@ -11,10 +11,11 @@ epoch's order. So a batch is the same images whatever the number of ranks.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -113,8 +114,8 @@ class Team:
         """The least of all ranks' values."""
         return value
 
-    def agree(self, what: str, content: bytes) -> None:
-        """Raise TeamError, on every rank, unless all have the same `content`."""
+    def agree(self, parts: Mapping[str, bytes]) -> None:
+        """Raise TeamError, on every rank, unless all have the same content in all of `parts`; the message names the first one that differs."""
 
     def barrier(self, patience: float | None = None) -> None:
         """Return when every rank has come here. One that is alive is waited for `patience` seconds (None: NBCNN_TIMEOUT)."""
@@ -149,7 +150,7 @@ class Ranks(Team):
         from nbcnn.gpu.language import SIMULATOR
         from nbcnn.ranks.collectives import Nccl, Sockets
 
-        self.agree("device", device.name.encode())
+        self.agree({"device": device.name.encode()})
         if self._collective is None:
             self._collective = Nccl(self._star) if device.name == "gpu" and not SIMULATOR else Sockets(self._star, device)
 
@@ -179,11 +180,16 @@ class Ranks(Team):
         least = min((float(np.frombuffer(part)[0]) for part in self.gather(np.float64(value).tobytes())), default=value)
         return float(np.frombuffer(self.broadcast(np.float64(least).tobytes()))[0])
 
-    def agree(self, what: str, content: bytes) -> None:
-        sums = self._everyones(b"%08x" % zlib.crc32(content))
-        other = next((rank for rank, found in enumerate(sums) if found != sums[0]), None)
-        if other is not None:
-            raise TeamError(f"rank {other} differs from rank 0 in its {what}: every rank must see the same program, flags, data and kind of GPU")
+    def agree(self, parts: Mapping[str, bytes]) -> None:
+        mine = json.dumps({what: zlib.crc32(content) for what, content in parts.items()})
+        first, *others = (json.loads(each) for each in self._everyones(mine.encode()))
+        for rank, other in enumerate(others, 1):
+            # A part that only one of the two has comes last: the part that says why is among those of both.
+            differing = [what for what in first if other.get(what, first[what]) != first[what]] or sorted(first.keys() ^ other.keys())
+            if differing:
+                raise TeamError(
+                    f"rank {rank} differs from rank 0 in its {differing[0]}: every rank must see the same program, flags, data and kind of GPU"
+                )
 
     def barrier(self, patience: float | None = None) -> None:
         gather(self._star, b"", patience)

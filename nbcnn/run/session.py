@@ -151,7 +151,7 @@ class TrainingSession:
             self.training = self.training.streamed()
         if team.size > 1:
             net.join(team)
-            team.agree("first weights", net.device.download(net.params.weights).tobytes())
+            team.agree({"first weights": net.device.download(net.params.weights).tobytes()})
         self.steps_per_epoch = -(-self.count // batch)
         self.plans = self.training.plans()
         if tune is not None:

@@ -460,7 +460,7 @@ class Trainer:
             if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
                 raise self._diverged()
         if self.team.size > 1:
-            self.team.agree("state", b"".join(tensor.tobytes() for tensor in tensors.values()))
+            self.team.agree({"state": b"".join(tensor.tobytes() for tensor in tensors.values())})
         return tensors
 
     def _save(self, tensors: Tensors, path: Path) -> None:

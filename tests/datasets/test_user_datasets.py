@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from scripts import exits, extract, message, train
 
 from nbcnn import datasets
 from nbcnn.datasets import DataError, own
+from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
 
 SOURCE = """
@@ -46,6 +49,10 @@ def number():
 
 def broken():
     raise RuntimeError("no such tree")
+
+
+def masked():
+    return {"images": np.ma.masked_array(IMAGES, IMAGES > 9), "labels": LABELS}
 
 
 def short():
@@ -94,6 +101,7 @@ def test_a_share_for_tests_stands_in_the_name(leaves):
     [
         ("number", DataError, "must return a nbcnn.datasets.Dataset, or a dict of arrays .* it returned int"),
         ("broken", DataError, "raised RuntimeError: no such tree"),
+        ("masked", DataError, "leaves.py: images are a masked array, whose mask nbcnn does not know"),
         ("short", DataError, "has 9 labels for 40 images"),
         ("array", UsageError, "has no function 'array'; did you mean arrays?"),
         ("whole?test-share=0.5", DataError, "leave --test-share out"),
@@ -102,6 +110,20 @@ def test_a_share_for_tests_stands_in_the_name(leaves):
 def test_what_makes_no_data_set_is_said(leaves, name, kind, says):
     with pytest.raises(kind, match=says):
         datasets.load(f"{leaves}:{name}")
+
+
+def test_a_file_that_was_changed_is_run_anew_and_hashed_as_it_was_run(tmp_path):
+    """Of the same size and second, as a .pyc is found by."""
+    path, hashed = tmp_path / "leaves.py", []
+    for number in "12":
+        path.write_text(f"def number():\n    return {number}\n")
+        os.utime(path, (1e9, 1e9))
+        assert user_code.function_of(f"{path}:number", "--model")() == int(number)
+        hashed.append(user_code.hashes()[f"{path} (--model)"].decode())
+        user_code.function_of(f"{path}:number", "--callback")
+        assert f"{path} (--callback)" not in user_code.hashes()
+        assert hashed[-1] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert len(set(hashed)) == 2
 
 
 def test_a_size_is_for_folders_of_images(leaves):

@@ -114,7 +114,7 @@ def test_shares_are_all_of_a_batch_once(batch, size):
 
 def test_the_ranks_talk():
     def work(team):
-        team.agree("flags", b"same")
+        team.agree({"flags": b"same"})
         with team.first_on_machine():
             first = time.perf_counter()
         told = team.broadcast(b"from 0" if team.leads else b"ignored")
@@ -131,11 +131,61 @@ def test_the_ranks_talk():
 
 
 def test_ranks_that_differ_are_told_in_what():
-    found = together(3, lambda team: team.agree("data", b"other" if team.rank == 2 else b"same"))
+    found = together(3, lambda team: team.agree({"flags": b"same", "data": b"other" if team.rank == 2 else b"same"}))
     assert all(isinstance(error, TeamError) for error in found)
     assert {str(error) for error in found} == {
         "rank 2 differs from rank 0 in its data: every rank must see the same program, flags, data and kind of GPU"
     }
+
+
+def test_the_part_that_differs_is_named_also_where_others_are_there_on_one_rank_alone():
+    def work(team):
+        team.agree({"aug.py (--augment)": b"same"} | ({"flags": b"other"} if team.leads else {"flags": b"same", "own.py (--model)": b"one"}))
+
+    assert {str(error).split(":")[0] for error in together(2, work)} == {"rank 1 differs from rank 0 in its flags"}
+    lacking = together(2, lambda team: team.agree({"a": b"same"} | ({} if team.leads else {"b": b"more"})))
+    assert {str(error).split(":")[0] for error in lacking} == {"rank 1 differs from rank 0 in its b"}
+
+
+OWN_FILES = {
+    "--augment": """
+def brighter(x, channel, row, column, a, b, c, d, by):
+    return x * by
+Own = nbcnn.augmentation("brighter", value=brighter, by=NUMBER)
+""",
+    "--optimizer": """
+def slower(w, g, lr, by):
+    return w - lr * g / by
+Own = nbcnn.optimizer("slower", slower, lr=0.1, by=NUMBER)
+""",
+    "--model": """
+def Own():
+    return [nbcnn.Conv2d(3, 3, padding=1), nbcnn.Scale(NUMBER), nbcnn.MSE()]
+""",
+    "--callback": """
+class Own(nbcnn.Callback):
+    by = NUMBER
+""",
+}
+
+
+@pytest.mark.parametrize("flag", OWN_FILES)
+def test_ranks_with_other_files_of_the_users_do_not_train_along(tmp_path, flag):
+    command = [sys.executable, "-m", "nbcnn", "train", *TINY, "--recipe", "small", flag, "own.py:Own", "--out", str(tmp_path / "run"), "--quiet"]
+    started = []
+    for rank, environment in enumerate(environments(2)):
+        place = tmp_path / str(rank)
+        place.mkdir()
+        (place / "own.py").write_text("import nbcnn\n" + OWN_FILES[flag].replace("NUMBER", ("1.5", "8.0")[rank]))
+        whole = os.environ | environment | {"PYTHONPATH": str(ROOT)}
+        started.append(subprocess.Popen(command, cwd=place, env=whole, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=120)[1] for process in started]
+    if flag == "--callback":  # rank 0 alone runs it
+        assert [process.returncode for process in started] == [0, 0], said
+        return
+    assert [process.returncode for process in started] == [2, 2], said
+    assert any(f"rank 1 differs from rank 0 in its own.py ({flag})" in text for text in said), said
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_others_learn_that_a_rank_failed_and_how():
