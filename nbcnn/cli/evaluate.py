@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
-from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, check_device, count, flag, inference_flags, one_of
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.train_flags import dataset
 from nbcnn.files.errors import UsageError
@@ -60,6 +60,7 @@ def _evaluate(flags: SimpleNamespace) -> int:
 
     if flags.device:
         use_device(flags.device)
+    check_device(flags.device, flags.mode)
     with files.load(flags.run, mode=flags.mode or "auto", precision=flags.precision, checkpoint=flags.checkpoint) as model:
         net, shape = model.net, model.net.input_shape
         name = flags.data

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
-from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, check_device, count, flag, inference_flags, one_of
 from nbcnn.cli.part import Part
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
@@ -179,6 +179,7 @@ def opened(flags: SimpleNamespace, team: Team) -> tuple[RunFolder, dict[str, Any
         if team.size > 1:
             raise UsageError("--device is for one process: of several ranks each takes the GPU of its number")
         use_device(flags.device)
+    check_device(flags.device, flags.mode)
     if flags.mode != "cpu" and flags.device != "cpu":
         driver.open_ahead()  # beside the imports below
     from nbcnn.train import checkpoint

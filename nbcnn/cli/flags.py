@@ -14,6 +14,7 @@ from nbcnn import __version__
 from nbcnn.cli import errors, paths
 from nbcnn.cli.saying import to_stderr
 from nbcnn.files import numerals
+from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.plan import names
@@ -84,6 +85,12 @@ def flag(group: Any, name: str, kind: Any, text: str, default: Any, unit: str = 
 def device(group: Any) -> None:
     """Add --device, which GPU of several this process uses (`nbcnn.gpu.select.use_device`)."""
     flag(group, "--device", str, "cpu, or a GPU that must be there: cuda:0, cuda:1, …", "the first GPU that is visible, else the CPU", metavar="NAME")
+
+
+def check_device(name: str | None, mode: str | None) -> None:
+    """Raise UsageError for a GPU as --device in mode cpu, which uses none: a GPU that is asked for by its name must be there."""
+    if mode == "cpu" and name not in (None, "cpu"):
+        raise UsageError(f"--device {name} asks for a GPU, and --mode cpu uses none: leave out one of the two")
 
 
 OWN_CHECKPOINT = "last; best of a run with --patience"

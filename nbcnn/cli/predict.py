@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
 from nbcnn.cli.errors import DATA, OK, guarded
-from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, check_device, count, flag, inference_flags, one_of
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.quote import counted
 from nbcnn.files.suggest import called
@@ -91,6 +91,7 @@ def _predict(flags: SimpleNamespace) -> int:
 
     if flags.device:
         use_device(flags.device)
+    check_device(flags.device, flags.mode)
     if flags.picture:
         extras.need("matplotlib", "--picture needs")
     paths = pictures.files_in(flags.images)

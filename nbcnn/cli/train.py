@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from nbcnn.cli import recipes, train_flags
+from nbcnn.cli.flags import check_device
 from nbcnn.cli.part import Part
 from nbcnn.cli.phases import Phases
 from nbcnn.cli.saying import to_stderr, to_stdout
@@ -44,6 +45,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
         raise UsageError("--device is for one process: of several ranks each takes the GPU of its number")
     start = train_run.start(given, held, team.leads)
     flags = start.flags
+    check_device(given.device, flags.mode)
     flags.quiet = flags.quiet or not team.leads
     callbacks = recipes.own_callbacks(flags.callback) if team.leads else []
     own = own_model.function_of(flags.model) if own_model.is_own(flags.model) else None  # before anything is read or downloaded

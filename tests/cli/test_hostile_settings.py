@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from scripts import ROOT, TINY, exits, extract, message, train
 
-from nbcnn.cli import export, pipeline, report, train_flags
+from nbcnn.cli import evaluate, export, pipeline, predict, report, train_flags
+from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu import select
 from nbcnn.nn.optim import Constant, Cosine
 
 
@@ -103,6 +105,35 @@ def test_a_long_table_of_rates_is_made_in_blocks():
 
 def test_numbers_within_their_bounds_are_taken():
     assert train_flags.parse(["--epochs", "1_000", "--batch", "1,024", "--seed", str(2**63 - 1)]).seed == 2**63 - 1
+
+
+@pytest.mark.parametrize("text", ["1_0.5", "1_0", "1_000.5", "0,5", "1,5", "1,0", "1_000,000", ",5", "1,,000"])
+def test_separators_that_are_none_of_thousands_make_no_number(text):
+    """Read without them, 1,5 would be 15."""
+    for read in (numerals.real, numerals.whole):
+        with pytest.raises(ValueError, match=r"in ASCII digits|has a comma"):
+            read(text)
+    assert [numerals.whole(each) for each in ("1,024,000", "-1_024", " 12 ")] == [1024000, -1024, 12]
+    assert [numerals.real(each) for each in ("1_024", "1024.5", "1e3")] == [1024.0, 1024.5, 1000.0]
+
+
+def test_a_gpu_by_its_name_is_refused_in_mode_cpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(select.VISIBLE, "")  # and restored afterwards, as the two lists are
+    monkeypatch.setattr(select, "_chosen", [])
+    monkeypatch.setattr(select, "_visible", [])
+    monkeypatch.setattr(select, "_in_use", lambda: False)  # a command is a process of its own, these share theirs with other tests
+    assert exits(train, [*TINY, "--out", tmp_path / "run", "--device", "cpu", "--quiet"]) == 0
+    capsys.readouterr()
+    device = ["--device", "cuda:99", "--quiet"]
+    for main, argv in (
+        (train, TINY),
+        (train, ["--resume", tmp_path / "run", "--epochs", "2"]),
+        (extract, [tmp_path / "run", "--mode", "cpu"]),
+        (evaluate.main, [tmp_path / "run", "shapes", "--mode", "cpu"]),
+        (predict.main, [tmp_path / "run", tmp_path, "--mode", "cpu"]),
+    ):
+        text = message(capsys, exits(main, [*argv, *device]), 2)
+        assert "--device cuda:99 asks for a GPU, and --mode cpu uses none" in text
 
 
 def test_a_config_of_another_data_set_is_quoted_short(tmp_path, capsys):
