@@ -344,7 +344,6 @@ def test_a_classifier_without_labels_is_told_a_set_that_has_some(capsys):
         (["--warmup", "inf"], "'inf' is not finite"),
         (["--seed", "100000000000000000000000000"], "is not below 9,223,372,036,854,775,808"),
         (["--seed", "1e26"], "'1e26' is no whole number"),
-        ([*TINY, "--batch", "9"], "the largest batch is 4"),
     ],
 )
 def test_numbers_out_of_range(words, says, capsys):
