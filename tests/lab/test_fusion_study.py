@@ -206,7 +206,7 @@ def test_seeds_and_steps_in_words():
     ]
     steps = [mnist.step_row("nbcnn im2col fp32 fused", [0.1] * 5), mnist.step_row("PyTorch fp32, as a graph", [0.25] * 5)]
     text = "\n".join(mnist.summary([*runs, *steps]))
-    assert "mean 99.10%, least 99.00%; 0.100 s an epoch" in text
+    assert "mean 99.10%, least 99.00%; 0.100 s per epoch" in text
     assert "2.50×" in text
 
 
