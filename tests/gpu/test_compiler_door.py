@@ -80,6 +80,8 @@ def test_the_compiler_is_imported_by_its_door_and_by_what_stands_behind_it():
                 if name.split(".")[0] in COMPILER:
                     found.setdefault(path.relative_to(PACKAGE).as_posix(), set()).add(name.split(".")[0])
     ruled = {f"gpu/backends/{name}.py" for name in ("mlir", "mlir32", "numba", "numba32")}
+    # The serial loops of the ladder for CUDA cores are compiled for a CPU.
+    assert found.pop("ops/conv/cuda_ladder/serial.py") == {"numba"}
     assert set(found) == ruled | {"gpu/backends/mlir_passes.py"}
     importing = {
         path.relative_to(PACKAGE).as_posix()

@@ -287,6 +287,7 @@ def test_files_that_somebody_removes_while_a_run_goes_on_are_written_again(tmp_p
     assert exits(train, [*TINY, "--epochs", "2", "--quiet", "--out", run]) == 0
     rows = RunFolder(run).rows()
     assert [row["epoch"] for row in rows] == [1, 2]
+    capsys.readouterr()
     assert exits(train, [*RESUME, run]) == 0
     assert "warning" not in capsys.readouterr().err
     assert RunFolder(run).rows() == rows
