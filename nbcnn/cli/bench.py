@@ -168,7 +168,7 @@ def _without_gpu(flags: SimpleNamespace) -> str:
 
     ladder = "python -m nbcnn ladder times the NumPy path"
     op = flags.op if flags.what == "warmup" and flags.op else flags.what
-    if flags.what in GPU_ALONE or flags.fused or not (op in STUDIES or op in modes.MODES["cpu", "fp32"].ops):
+    if flags.what in GPU_ALONE or flags.fused or not (op in STUDIES or str(op) in map(str, modes.MODES["cpu", "fp32"].ops)):
         return ladder
     of = f" --op {flags.op}" if flags.op else ""
     return f"python -m nbcnn bench {flags.what}{of} --mode cpu, or {ladder}"

@@ -180,7 +180,8 @@ def _in_order(row: Row, op: Op, allowed: Sequence[Any], ins: Any, outs: Any, opt
     """`allowed` pairs of part and implementation as a plan would prefer them."""
     if not row.by_cost:
         return list(allowed)
-    step = Step(op, tuple(Buf("", each.shape, str(each.dtype)) for each in ins), tuple(Buf("", *out) for out in outs), options["attrs"])
+    reads = tuple(Buf("", each.shape, str(each.dtype)) for each in ins)
+    step = Step(op, reads, tuple(reads[out] if isinstance(out, int) else Buf("", *out) for out in outs), options["attrs"])
     found, _ = offered(row, bare_call(stored_as([step], row.store)[0], row.layout), options["target"])
     preferred = [each.impl for each in found]
     return sorted(allowed, key=lambda each: preferred.index(each[1]) if each[1] in preferred else len(preferred))

@@ -73,6 +73,10 @@ def _kib(count: int | None) -> str:
     return "" if count is None else f"{count / 1024:.{1 if count < 10 << 10 and count % 1024 else 0}f}"
 
 
+def _tflops(tflops: float) -> str:
+    return "" if not tflops else f"{tflops:.3g}" if tflops < 100 else f"{tflops:.0f}"
+
+
 def kernel_ladder(rows: Sequence[Row]) -> Table:
     """Every rung of a ladder of kernels."""
 
@@ -94,9 +98,9 @@ def kernel_ladder(rows: Sequence[Row]) -> Table:
     )
     lines = (
         (
-            *(row["variant"], row["idea"], _micro(row["ms"]), f"{row['tflops']:.3g}" if 0 < row["tflops"] < 100 else shown(row, "tflops", ".0f")),
-            *(shown(row, "gb_per_second", ",.0f"), shown(row, "percent_of_peak", ".0f")),
-            f"{row['over_before']:.2f}×" if row.get("over_before") else "",
+            *(row["variant"], row["idea"], _micro(row["ms"]), _tflops(row["tflops"])),
+            *("" if row["tflops"] else shown(row, "gb_per_second", ",.0f"), shown(row, "percent_of_peak", ".0f")),
+            _times(over := row.get("over_before"), ",.0f" if over and over >= 100 else ".2f"),
             *(
                 shown(row, "asked_bytes", ".2f", 1e9),
                 shown(row, "registers", "d"),

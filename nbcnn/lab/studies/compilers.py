@@ -39,11 +39,12 @@ from nbcnn.lab.measure.steady import Work
 from nbcnn.lab.measure.timing import summarise
 from nbcnn.lab.studies import kernel_ladders as ladders
 from nbcnn.ops.conv.hopper_ladder import STEPS
+from nbcnn.plan import names
 
 HOPPER = tuple(f"hopper {rung.name}" for rung in ladders.HOPPER.rungs)
 TRAINING = (
-    *("step naive fp32 256", "step tiled fp32 256", "step im2col fp32 256", "step tensorcore fp32 256", "step tensorcore tf32 256"),
-    *("step tensorcore bf16 256", "step tensorcore tf32 1024", "step tensorcore bf16 1024", "step tensorcore bf16 64"),
+    *(f"step {mode} {precision} 256" for mode, precisions in names.MODES.items() if mode != "cpu" for precision in reversed(precisions)),
+    *("step tensorcore tf32 1024", "step tensorcore bf16 1024", "step tensorcore bf16 64"),
 )
 PARTS = (*HOPPER, *TRAINING)
 BATCH = 1024
