@@ -148,7 +148,7 @@ def prepare(choice: Choice, problem: Problem, *, rotate: bool = True, sets: int 
 def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, options: dict[str, Any]) -> tuple[str, Impl, Bound]:
     """The part that runs the op on the full operands here, its implementation, and the bound op.
 
-    That is what a plan would choose among those that the choice allows: the cheapest, of a row that chooses by cost.
+    Without a part that is what a plan would choose; of a part that the plan does not choose, the first in the row's order.
     """
     reasons = []
     able = gradcheck.runnable(row, problem.op, options["device"])
@@ -177,7 +177,7 @@ def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, opti
 
 
 def _in_order(row: Row, op: Op, allowed: Sequence[Any], ins: Any, outs: Any, options: dict[str, Any]) -> list[tuple[str, Impl]]:
-    """`allowed` pairs of part and implementation as a plan would prefer them."""
+    """`allowed` pairs of part and implementation, in front the one that a plan would choose if it is among them."""
     if not row.by_cost:
         return list(allowed)
     reads = tuple(Buf("", each.shape, str(each.dtype)) for each in ins)
