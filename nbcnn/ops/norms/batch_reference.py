@@ -19,15 +19,18 @@ def batchnorm_fprop(
     running_mean_out: Array, running_var_out: Array, *, eps: float, momentum: float,
 ) -> None:  # fmt: skip
     """y = weight·(x − mean)·rstd + bias with the batch's statistics, which are kept; running statistics in place."""
-    keep_statistics(x, (mean, rstd), (running_mean, running_var), (running_mean_out, running_var_out), eps, momentum)
-    _normal(x, mean, rstd, weight, bias, y)
+    for c in _blocks(x):
+        middle, variance, centred = _moments(x[:, c])
+        running, outs = (running_mean[c], running_var[c]), (running_mean_out[c], running_var_out[c])
+        _keep(middle, variance, x.size // x.shape[1], (mean[c], rstd[c]), running, outs, eps, momentum)
+        _scaled(centred, weight[c] * rstd[c], bias[c], y[:, c])
 
 
 def keep_statistics(
     x: Array, kept: tuple[Array, Array], running: tuple[Array, Array], outs: tuple[Array, Array], eps: float, momentum: float
 ) -> None:  # fmt: skip
     """mean and rstd of x to `kept`; the running statistics, moved towards its, to `outs`."""
-    _keep(*_moments(x), x.size // x.shape[1], kept, running, outs, eps, momentum)
+    _keep(*_all_moments(x), x.size // x.shape[1], kept, running, outs, eps, momentum)
 
 
 def batchnorm_apply(x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, y: Array) -> None:
@@ -44,9 +47,11 @@ def batchnorm_grads(
     dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array
 ) -> None:  # fmt: skip
     """dx, dweight, dbias from dy and what the forward pass read and kept."""
-    sums = np.empty(2 * x.shape[1], x.dtype)
-    batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, dweight, dbias)
-    batchnorm_dgrad(dy, x, weight, bias, mean, rstd, sums, dx)
+    count = x.size // x.shape[1]
+    for c in _blocks(x):
+        centred = _centred(x[:, c], mean[c])
+        dweight[c], dbias[c] = _sums(centred, dy[:, c]) * rstd[c], _sums(dy[:, c])
+        _pulled(centred, dy[:, c], weight[c] * rstd[c], rstd[c] * dweight[c] / count, dbias[c] / count, dx[:, c])
 
 
 def activated(each: Activation, summed: bool) -> dict[Op, Callable[..., None]]:
@@ -132,7 +137,7 @@ def batchnorm_statistics(x: Array, parts: Array, *, ranks: int, rank: int, image
     """(images, mean, variance) of this rank's images in its row of parts (ranks,3,C), 0 in the others."""
     rows = parts.reshape(ranks, 3, -1)
     rows[...] = 0
-    rows[rank] = (np.full(x.shape[1], images), *_moments(x))
+    rows[rank] = (np.full(x.shape[1], images), *_all_moments(x))
 
 
 def batchnorm_together(
@@ -153,37 +158,46 @@ def batchnorm_sums(
 ) -> None:  # fmt: skip
     """sums = dbias, dweight of the rank's own images."""
     for c in _blocks(x):
-        part, arriving = x[:, c], dy[:, c]
-        dbias[c] = _sums(arriving)
-        centred = part - _wide(mean[c], part)
-        centred *= arriving
-        dweight[c] = _sums(centred) * rstd[c]
+        dweight[c], dbias[c] = _sums(_centred(x[:, c], mean[c]), dy[:, c]) * rstd[c], _sums(dy[:, c])
     sums[...] = np.concatenate([dbias, dweight])
 
 
 def batchnorm_dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, dx: Array) -> None:
     """dx from the sums of `batchnorm_sums`, which count for as many images as x has."""
     dbias, dweight = sums.reshape(2, -1) / (x.size // x.shape[1])
-    scale, slope = weight * rstd, rstd * dweight
     for c in _blocks(x):
-        part = x[:, c]
-        made = part - _wide(mean[c], part)
-        made *= _wide(slope[c], part)
-        np.subtract(dy[:, c], made, out=made)
-        made -= _wide(dbias[c], part)
-        np.multiply(made, _wide(scale[c], part), out=dx[:, c])
+        _pulled(_centred(x[:, c], mean[c]), dy[:, c], weight[c] * rstd[c], rstd[c] * dweight[c], dbias[c], dx[:, c])
 
 
-def _moments(x: Array) -> tuple[Array, Array]:
-    """The mean and the biased variance of every channel."""
-    middle, variance, count = np.empty(x.shape[1], x.dtype), np.empty(x.shape[1], x.dtype), x.size // x.shape[1]
+def _pulled(centred: Array, dy: Array, scale: Array, slope: Array, middle: Array, dx: Array) -> None:
+    """dx = (dy − slope·centred − middle)·scale; centred is written over."""
+    centred *= _wide(slope, dy)
+    np.subtract(dy, centred, out=centred)
+    centred -= _wide(middle, dy)
+    np.multiply(centred, _wide(scale, dy), out=dx)
+
+
+def _centred(x: Array, mean: Array) -> Array:
+    """x − mean."""
+    made: Array = x - _wide(mean, x)
+    return made
+
+
+def _moments(x: Array) -> tuple[Array, Array, Array]:
+    """The mean and the biased variance of every channel, and x without the mean.
+
+    The mean is rounded to x's type; the mean of what is left takes that error out of the variance."""
+    count = x.size // x.shape[1]
+    middle = (_sums(x) / count).astype(x.dtype)
+    centred = _centred(x, middle)
+    return middle, np.maximum(_sums(centred, centred) / count - np.square(_sums(centred) / count), 0), centred
+
+
+def _all_moments(x: Array) -> tuple[Array, Array]:
+    """The mean and the biased variance of every channel of images x, in blocks."""
+    middle, variance = np.empty(x.shape[1], x.dtype), np.empty(x.shape[1], x.dtype)
     for c in _blocks(x):
-        part = x[:, c]
-        first = part[0, :, 0, 0]
-        away = part - _wide(first, part)
-        offset = _sums(away) / count
-        away -= _wide(offset, part)
-        middle[c], variance[c] = first + offset, _sums(np.square(away, out=away)) / count
+        middle[c], variance[c], _ = _moments(x[:, c])
     return middle, variance
 
 
@@ -211,10 +225,13 @@ def _normal(x: Array, mean: Array, rstd: Array, weight: Array, bias: Array, y: A
     """y = (x − mean)·weight·rstd + bias."""
     scale = weight * rstd
     for c in _blocks(x):
-        part = x[:, c]
-        made = part - _wide(mean[c], part)
-        made *= _wide(scale[c], part)
-        np.add(made, _wide(bias[c], part), out=y[:, c])
+        _scaled(_centred(x[:, c], mean[c]), scale[c], bias[c], y[:, c])
+
+
+def _scaled(centred: Array, scale: Array, bias: Array, y: Array) -> None:
+    """y = centred·scale + bias; centred is written over."""
+    centred *= _wide(scale, y)
+    np.add(centred, _wide(bias, y), out=y)
 
 
 SMALL = 256
@@ -227,8 +244,14 @@ def _wide(per_channel: Array, x: Array) -> Array:
     return per_channel[:, None, None] if pixels > SMALL else np.repeat(per_channel, pixels).reshape(x.shape[1:])
 
 
-def _sums(x: Array) -> Array:
-    """The sum of each channel of images x."""
-    pixels = x.shape[2] * x.shape[3]
-    made: Array = x.sum((0, 2, 3)) if pixels > SMALL else x.sum(0).reshape(-1, pixels).sum(1)
-    return made
+def _sums(x: Array, y: Array | None = None) -> Array:
+    """The sum of each channel of images x, or of x·y, in float64 where images are large: read once, and no product is stored."""
+    (n, channels), pixels = x.shape[:2], x.shape[2] * x.shape[3]
+    if pixels > SMALL:
+        rows = x.reshape(n, channels, pixels)
+        # A product with ones: BLAS adds in many partial sums, in a third of the time of NumPy's sum.
+        made = np.vecdot(rows, np.ones(pixels, x.dtype) if y is None else y.reshape(rows.shape))
+        return np.asarray(made.sum(0, dtype=np.float64))
+    flat = x.reshape(n, channels * pixels)
+    made = flat.sum(0) if y is None else np.einsum("nk,nk->k", flat, y.reshape(flat.shape))
+    return np.asarray(made.reshape(channels, pixels).sum(1))

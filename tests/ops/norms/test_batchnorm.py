@@ -52,6 +52,23 @@ def test_the_norm_is_its_formula_and_running_statistics_are_pytorchs(shape, rng)
     np.testing.assert_allclose(inferred, y, rtol=1e-9)
 
 
+@pytest.mark.parametrize("size", [4, 32], ids=["small images", "large images"])
+def test_float32_statistics_of_channels_far_from_zero(size, rng):
+    """One channel is constant, the mean of the other is 4,096 deviations: what a mean that is rounded is off must not be in the variance."""
+    x = np.stack([np.full((16, size, size), 0.1), 4096 + rng.standard_normal((16, size, size))], 1).astype(np.float32)
+    made = [np.full_like(x, np.nan), *np.full((4, 2), np.nan, np.float32)]
+    batch.batchnorm_fprop(x, *np.ones((2, 2), np.float32), np.zeros(2, np.float32), np.ones(2, np.float32), *made, **ATTRS)
+    y, mean, rstd, *_ = made
+    exact = x.astype(np.float64)
+    wanted, eps = 1 / np.sqrt(exact.var((0, 2, 3)) + 1e-5), np.finfo(np.float32).eps
+    np.testing.assert_allclose(mean, exact.mean((0, 2, 3)), rtol=2 * eps)
+    # The squares' sum is rounded as often as it has parts, and a constant that is half an ulp off the mean is 3e-9 away.
+    np.testing.assert_allclose(rstd, wanted, rtol=16 * eps)
+    again = np.empty_like(y)
+    batch.batchnorm_apply(x, *np.ones((2, 2), np.float32), mean, rstd, again)
+    np.testing.assert_array_equal(again, y)
+
+
 def test_one_pixel_is_finite():
     y, _, _, _, running_var = forward("", np.full((1, 2, 1, 1), 7.0), np.ones(2), np.array([3.0, 4.0]), np.zeros((1, 2, 1, 1)))
     np.testing.assert_array_equal(y.reshape(-1), [3, 4])
