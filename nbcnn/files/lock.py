@@ -87,11 +87,11 @@ def writing(folder: Path, name: str = WRITER, waiting: Callable[[str], None] | N
             atomic.replace_bytes(path, (json.dumps(_myself()) + "\n").encode())
             yield
         finally:
-            try:
-                path.unlink(missing_ok=True)
-            finally:
-                # While it is held: whoever has opened it already notices that it has no name any more, and tries again.
-                Path(f"{path}.lock").unlink(missing_ok=True)
+            # While it is held: whoever has opened NAME.lock already notices that it has no name any more, and tries again. What a folder keeps that
+            # takes no more changes is taken over as a dead owner's; the error of the file that could not be saved must come out, not this one.
+            for file in (path, Path(f"{path}.lock")):
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)
 
 
 def _myself() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 /* A library for LD_PRELOAD: flock, rename, fsync, or fsync of folders alone ("fsyncdir") fails in real processes, as on file systems that do not
-   know it, are full, or read-only.
+   know it, are full, or read-only. "change" is every call that changes a folder or opens a file to be written: from one call on, the file system
+   has become read-only, as Linux makes one whose disk has errors.
 
    NBCNN_FAILING is "NAME NUMBER FIRST COUNT": calls FIRST to FIRST + COUNT - 1 (counted from 0, by process) of NAME fail with error NUMBER, and the
    file named by NBCNN_FAILED is made. Only calls for paths below the folder NBCNN_BELOW count. */
@@ -8,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +66,7 @@ int flock(int descriptor, int operation)
 int rename(const char *from, const char *to)
 {
     static int (*real)(const char *, const char *);
-    if (is_below(to) && fails("rename"))
+    if (is_below(to) && (fails("rename") || fails("change")))
         return -1;
     if (!real)
         real = (int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename");
@@ -81,4 +83,38 @@ int fsync(int descriptor)
     if (!real)
         real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
     return real(descriptor);
+}
+
+int open64(const char *path, int flags, ...)
+{
+    static int (*real)(const char *, int, ...);
+    va_list more;
+    va_start(more, flags);
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0;
+    va_end(more);
+    if ((flags & O_ACCMODE) != O_RDONLY && is_below(path) && fails("change"))
+        return -1;
+    if (!real)
+        real = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open64");
+    return real(path, flags, mode);
+}
+
+int unlink(const char *path)
+{
+    static int (*real)(const char *);
+    if (is_below(path) && fails("change"))
+        return -1;
+    if (!real)
+        real = (int (*)(const char *))dlsym(RTLD_NEXT, "unlink");
+    return real(path);
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    static int (*real)(const char *, mode_t);
+    if (is_below(path) && fails("change"))
+        return -1;
+    if (!real)
+        real = (int (*)(const char *, mode_t))dlsym(RTLD_NEXT, "mkdir");
+    return real(path, mode);
 }

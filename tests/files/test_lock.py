@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from scripts import ROOT
@@ -72,6 +73,25 @@ def test_a_dead_owners_lock_is_taken_over_and_its_temporary_files_go(tmp_path):
     with writing(tmp_path):
         assert json.loads((tmp_path / WRITER).read_text())["pid"] == os.getpid()
     assert files(tmp_path) == [".notes.tmp"]
+
+
+def test_a_lock_that_cannot_be_removed_hides_no_error_and_is_taken_over(tmp_path, monkeypatch):
+    """As of a folder that has become read-only: what could not be saved there must be said."""
+
+    def unlink(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def train(changed):
+        with writing(tmp_path):
+            changed.setattr(Path, "unlink", unlink)
+            raise OSError("could not be saved")
+
+    with monkeypatch.context() as changed, pytest.raises(OSError, match="could not be saved"):
+        train(changed)
+    assert files(tmp_path) == [WRITER, f"{WRITER}.lock"]
+    with writing(tmp_path):
+        pass
+    assert files(tmp_path) == []
 
 
 def test_a_lock_of_another_host_stays_and_the_message_says_how_to_remove_it(tmp_path):
