@@ -8,7 +8,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,13 +19,58 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 
-_HASHES: dict[tuple[str, str], str] = {}
-"""The SHA-256 of every file that was loaded, in hexadecimal digits, by its flag and the name that it has there."""
+_LOADED: dict[tuple[str, str], tuple[bytes, str, list[str]]] = {}
+"""By flag and the name that a file has there: the source that was run, its package, and the folders in which it may import what ranks compare."""
 
 
 def hashes() -> dict[str, bytes]:
-    """The SHA-256 of the files that flags have loaded, by words for each, for ranks to compare; but --callback's, which rank 0 alone runs."""
-    return {f"{where} ({flag})": found.encode() for (flag, where), found in sorted(_HASHES.items()) if flag != "--callback"}
+    """The SHA-256 of the files that flags have loaded, by words for each, for ranks to compare; but --callback's, which rank 0 alone runs.
+
+    So have the modules that these files import, and these import again, if they stand beside the file or in the present folder. Imports are read in
+    the sources, not in what is loaded, since --callback imports on rank 0 alone.
+    """
+    found: dict[str, bytes] = {}
+    for (flag, where), (source, package, folders) in sorted(_LOADED.items()):
+        if flag != "--callback":
+            found[f"{where} ({flag})"] = source
+            found |= {f"{file} ({flag} {where})": content for file, content in _imported(source, package, folders).items()}
+    return {name: hashlib.sha256(content).hexdigest().encode() for name, content in found.items()}
+
+
+def _imported(source: bytes, package: str, folders: list[str]) -> dict[str, bytes]:
+    """The sources of the modules in `folders` that a module's `source` imports, and these modules' own, by their paths in the folder."""
+    found: dict[str, bytes] = {}
+    seen = {"nbcnn"}  # compared as a whole
+    waiting = [*_names(source, package)]
+    while waiting:
+        name = waiting.pop()
+        places: list[str] | None = folders
+        for length in range(1, name.count(".") + 2):
+            part = ".".join(name.split(".")[:length])
+            spec = PathFinder.find_spec(part, places)
+            if spec is None or part == "nbcnn":
+                break
+            places = list(spec.submodule_search_locations or [])
+            if part not in seen and spec.origin and spec.origin.endswith(".py"):
+                content = found["/".join(part.split(".")) + (f"/{Path(spec.origin).name}" if places else ".py")] = regular.read(spec.origin)
+                waiting += _names(content, part if places else part.rpartition(".")[0])
+            seen.add(part)
+    return found
+
+
+def _names(source: bytes, package: str) -> Iterator[str]:
+    """What the `source` of a module of `package` imports: modules, and names in them that may be modules."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # whoever imports it says so
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            base = ".".join(filter(None, (base, node.module)))
+            yield from (f"{base}.{each.name}" for each in node.names)
 
 
 def is_function(name: str) -> bool:
@@ -88,7 +134,8 @@ def _module(where: str, flag: str) -> ModuleType:
                 sys.path.insert(0, str(Path.cwd()))  # a console script does not have the present folder there, `python -m` has
             module = importlib.import_module(where)
             if (file := getattr(module, "__file__", None)) and Path(file).is_file():
-                _record(where, flag, regular.read(file))
+                top = len(where.split(".")) - (Path(file).name != "__init__.py")
+                _LOADED[flag, where] = regular.read(file), module.__package__ or "", [str(Path(file).parents[top])]
             return module
         path = Path(where)
         if not path.is_file():
@@ -99,7 +146,7 @@ def _module(where: str, flag: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)  # where dataclasses look for it
         source = regular.read(path)
-        _record(where, flag, source)
+        _LOADED[flag, where] = source, "", [str(path.parent), str(Path.cwd())]
         # The bytes that were hashed are run: a loader would read the file again, or take an older .pyc of the same size and second.
         exec(compile(source, str(module.__file__), "exec", dont_inherit=True), vars(module))  # noqa: S102
         return module
@@ -107,7 +154,3 @@ def _module(where: str, flag: str) -> ModuleType:
         raise
     except Exception as error:
         raise UsageError(f"{flag}: {where} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def _record(where: str, flag: str, source: bytes) -> None:
-    _HASHES[flag, where] = hashlib.sha256(source).hexdigest()

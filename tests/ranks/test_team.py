@@ -169,14 +169,24 @@ class Own(nbcnn.Callback):
 }
 
 
-@pytest.mark.parametrize("flag", OWN_FILES)
-def test_ranks_with_other_files_of_the_users_do_not_train_along(tmp_path, flag):
+@pytest.mark.parametrize(
+    ("flag", "imported"),
+    [*((flag, "") for flag in OWN_FILES), ("--model", "parts/numbers.py"), *((flag, "helper.py") for flag in ("--augment", "--callback"))],
+)
+def test_ranks_with_other_files_of_the_users_do_not_train_along(tmp_path, flag, imported):
+    """The files that flags name, and the modules beside them that they import, also those of a package that has none but relative imports."""
     command = [sys.executable, "-m", "nbcnn", "train", *TINY, "--recipe", "small", flag, "own.py:Own", "--out", str(tmp_path / "run"), "--quiet"]
     started = []
     for rank, environment in enumerate(environments(2)):
         place = tmp_path / str(rank)
-        place.mkdir()
-        (place / "own.py").write_text("import nbcnn\n" + OWN_FILES[flag].replace("NUMBER", ("1.5", "8.0")[rank]))
+        (place / "parts").mkdir(parents=True)
+        number = ("1.5", "8.0")[rank]
+        (place / "own.py").write_text("import nbcnn\n" + OWN_FILES[flag].replace("NUMBER", "number.NUMBER" if imported else number))
+        if imported:
+            (place / imported).write_text(f"NUMBER = {number}\n")
+            (place / "parts" / "__init__.py").write_text("from .numbers import NUMBER\n")
+            module = "parts" if "/" in imported else "helper"
+            (place / "own.py").write_text(f"import numpy, {module} as number\n" + (place / "own.py").read_text())
         whole = os.environ | environment | {"PYTHONPATH": str(ROOT)}
         started.append(subprocess.Popen(command, cwd=place, env=whole, stderr=subprocess.PIPE, text=True))
     said = [process.communicate(timeout=120)[1] for process in started]
@@ -184,7 +194,8 @@ def test_ranks_with_other_files_of_the_users_do_not_train_along(tmp_path, flag):
         assert [process.returncode for process in started] == [0, 0], said
         return
     assert [process.returncode for process in started] == [2, 2], said
-    assert any(f"rank 1 differs from rank 0 in its own.py ({flag})" in text for text in said), said
+    which = f"{imported} ({flag} own.py)" if imported else f"own.py ({flag})"
+    assert any(f"rank 1 differs from rank 0 in its {which}" in text for text in said), said
     assert not (tmp_path / "run").exists()
 
 
