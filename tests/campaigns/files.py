@@ -50,7 +50,9 @@ import samples
 from scripts import TINY, exits, extract, train
 
 SECONDS, BYTES = 20, 1 << 30
-"""What one reading may take: the slowest good one takes a second, the largest less than 200 MB."""
+"""What one reading may take, of a core and of memory: the slowest good one takes a second, the largest less than 200 MB."""
+DEADLINE = 200
+"""Seconds of a clock, on a machine with much else to do."""
 
 _kept = tempfile.TemporaryDirectory(prefix="campaign-files-good-")
 
@@ -130,22 +132,25 @@ def outcome(read: Callable[[], object]) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Within, `SECONDS` and `BYTES` of memory more than there are now."""
+    """Within, `SECONDS` of a core, `DEADLINE` of a clock, and `BYTES` of memory more than there are now."""
 
     def late(*_: object) -> None:
         raise TooLong
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    limited = ((signal.ITIMER_PROF, signal.SIGPROF, SECONDS), (signal.ITIMER_REAL, signal.SIGALRM, DEADLINE))
+    before = {number: signal.signal(number, late) for _, number, _ in limited}
+    for timer, _, seconds in limited:
+        signal.setitimer(timer, seconds)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES, limits[1]))
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer, number, _ in limited:
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
         resource.setrlimit(resource.RLIMIT_AS, limits)
-        signal.signal(signal.SIGALRM, before)
 
 
 # -- data sets
