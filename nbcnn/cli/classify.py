@@ -333,11 +333,13 @@ def on_gpu_of(device: str) -> tuple[bool, str]:
     from nbcnn.gpu.language import SIMULATOR
 
     # Imported here, so that a run on the CPU does not pay for the compiler's import.
-    missing = None if device == "cpu" else gpu_missing() or ("the simulator is no GPU" if SIMULATOR and device == "auto" else None)
+    missing = None if device == "cpu" else gpu_missing()
     if device == "gpu" and missing:
         raise unavailable(missing)
-    on_gpu = device != "cpu" and not missing
-    return on_gpu, "as asked" if device != "auto" else missing or "a GPU is there"
+    if device == "auto":
+        why = "no usable GPU here" if missing else "the simulator is no GPU" if SIMULATOR else ""
+        return not why, why or "a GPU is there"
+    return device == "gpu", "as asked"
 
 
 def _header(

@@ -219,8 +219,9 @@ def no_better(flags: SimpleNamespace, data: Material, net: Any, rows: Sequence[M
 
     if data.noun != "images" or (not net.takes_classes and prepared(named(net.layers))[0]):
         return ""
-    other = "--optimizer adam or " if flags.optimizer == "sgd" else ""
-    advice = f"{flags.optimizer}, lr {flags.lr:g}: try {other}--lr {flags.lr / 10:g}"
+    size, rate = optimizer(flags).other_rate(flags.lr)
+    adam = "--optimizer adam or " if flags.optimizer == "sgd" else ""
+    advice = size, f"{flags.optimizer}, lr {flags.lr:g}: try {adam}--lr {rate:g}"
     if net.takes_classes:
         return no_better(net, rows, data.labels, None, advice)
     return no_better(net, rows, data.data.train_images, data.normalisation.done if data.normalisation else seen, advice)

@@ -79,13 +79,15 @@ def of_one_answer(net: Net, targets: np.ndarray) -> float | None:
     return whole
 
 
-def no_better(net: Net, rows: Sequence[Mapping[str, Any]], targets: Any, prepare: Callable[[np.ndarray], np.ndarray] | None, advice: str) -> str:
+def no_better(
+    net: Net, rows: Sequence[Mapping[str, Any]], targets: Any, prepare: Callable[[np.ndarray], np.ndarray] | None, advice: tuple[str, str]
+) -> str:
     """What to say of a network whose training loss after two epochs or more is no less than that of giving all examples the same answer; else "".
 
     rows     of the training's epochs, with their "train_loss".
     targets  what the examples are to become; unless they are an array of the host, nothing is said.
     prepare  makes targets of them, float32, where they are the examples themselves.
-    advice   what else to try, such as a tenth of the learning rate.
+    advice   how the learning rate is most often wrong ("large" or "small"), and what else to try.
     """
     if len(rows) < 2 or not isinstance(targets, np.ndarray):
         return ""
@@ -96,7 +98,7 @@ def no_better(net: Net, rows: Sequence[Mapping[str, Any]], targets: Any, prepare
     scale = ", or the targets are: standardise them" if not net.takes_classes and abs(seen(some)).max() > 1 else ""
     return (
         f"after {len(rows)} epochs the training loss is {loss:.3g}, no less than the {same:.3g} of giving all examples the same answer. If more "
-        f"epochs do not help, the learning rate is most often too large ({advice}){scale}"
+        f"epochs do not help, the learning rate is most often too {advice[0]} ({advice[1]}){scale}"
     )
 
 

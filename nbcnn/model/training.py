@@ -153,12 +153,13 @@ def train(
 
 def _warn(model: Model, rows: Sequence[Mapping[str, Any]], data: Data, optimizer: Optimizer) -> None:
     """Say so where a network is no better than the same answer to all examples after two epochs or more."""
-    rate = optimizer.own_lr if optimizer.lr is None else optimizer.lr
-    said = f"{type(optimizer).__name__}, {rate.lr if isinstance(rate, Schedule) else rate:g}"
-    other = "" if said.startswith("Adam") else "Adam() or "
+    rate = optimizer.own_lr if optimizer.lr is None else optimizer.lr.lr if isinstance(optimizer.lr, Schedule) else optimizer.lr
+    name = type(optimizer).__name__
+    size, other = optimizer.other_rate(rate)
+    advice = size, f"{name}, lr {rate:g}: try {'' if name.startswith('Adam') else 'Adam() or '}lr {other:g}"
     own = data.targets is None
     targets = None if data.batches is not None else data.images if own else data.targets
-    words = no_better(model.net, rows, targets, (lambda some: model._prepared(some, 256)) if own else None, f"{said}: try {other}a tenth")
+    words = no_better(model.net, rows, targets, (lambda some: model._prepared(some, 256)) if own else None, advice)
     if words:
         warn(words)
 

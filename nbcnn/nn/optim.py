@@ -280,6 +280,11 @@ class Optimizer(Arguments):
         schedule = self.lr if isinstance(self.lr, Schedule) else Constant(self.own_lr if self.lr is None else self.lr)
         return schedule.rates(steps, steps_per_epoch)
 
+    def other_rate(self, rate: float) -> tuple[str, float]:
+        """How `rate` is most often wrong where a training fails, and the rate to try: ("large", a tenth), or below a hundredth of `own_lr`
+        ("small", `own_lr`)."""
+        return ("small", self.own_lr) if rate < self.own_lr / 100 else ("large", rate / 10)
+
     def norm(self, tape: Tape, grads: Buf) -> list[Buf]:
         """Record the norm of all gradients, where they are clipped by it; nothing otherwise."""
         if not self.clip_norm:

@@ -489,7 +489,11 @@ class Trainer:
         saved = f"the last good checkpoint is {self._saved}" if self._saved else "no checkpoint had been saved yet"
         if isinstance(self.run, InMemory):
             saved = "nothing was written"
-        advice = "a smaller --lr, --clip-norm 1 or --init torch usually helps"
+        rate = float(self.learning_rates.max())
+        size, other = self.session.optimizer.other_rate(rate)
+        advice = f"a smaller learning rate ({other:.3g}), clip-norm 1 or init torch usually helps"
+        if size == "small":
+            advice = f"the learning rate, {rate:.3g}, is small already: look for huge values in the data and the first weights"
         unbound = f"; {self._unbound}, from which this run went on, has no checksum of its names and notes: they may have been changed"
         origin = f"NaN or Inf in epoch {self.epochs_done + 1}, {self._origin()}"
         return Diverged(f"training diverged: {origin}; {saved}; {advice}{unbound if self._unbound else ''}")

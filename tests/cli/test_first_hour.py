@@ -180,7 +180,7 @@ def test_a_training_that_taught_nothing_is_warned_of(two_runs, monkeypatch, caps
         (
             ("--model net.py:graph --lr 1e9", ": try --optimizer adam or --lr 1e+08)"),
             ("--model small-autoencoder --lr 1e-9", "of giving all examples the same answer"),
-            ("--model small-autoencoder --lr 1e-9 --normalise", "the learning rate is most often too large (adam"),
+            ("--model small-autoencoder --lr 1e-9 --normalise", "the learning rate is most often too small (adam, lr 1e-09: try --lr 0.001)"),
         )
     ):
         options = f"--dataset digits --limit 8 --epochs 2 --mode cpu --quiet --out nothing{number}"

@@ -136,7 +136,7 @@ WEIGHED = nbcnn.SoftmaxCrossEntropy(weight=(1.0, 3.0), label_smoothing=0.1)
 )
 def test_a_network_no_better_than_one_answer_is_warned_of(loss, y, rate, same):
     model = nbcnn.Model([Linear(32), ReLU(), Linear(2 if loss == "cross_entropy" else 1)], loss, mode="cpu")
-    with pytest.warns(UserWarning, match=rf"than the {same:.3g} of giving all.* \(SGD, {rate:g}: try Adam\(\) or a tenth\)") as warned:
+    with pytest.warns(UserWarning, match=rf"than the {same:.3g} of giving all.* \(SGD, lr {rate:g}: try Adam\(\) or lr {rate / 10:g}\)") as warned:
         model.fit(X, y, epochs=3, batch_size=10, optimizer=nbcnn.SGD(lr=nbcnn.Constant(rate)), verbose=0)
     assert [each.filename for each in warned] == [__file__]
     assert ("standardise" in str(warned[0].message)) == (y is Y)
@@ -153,7 +153,8 @@ def test_an_autoencoder_and_several_outputs_are_warned_of_too():
         (nbcnn.Model([Linear(16)], "mse", mode="cpu"), (images,), (images / 255).var(0).mean()),
         (both, (X, (X[:, :1], X[:, :2])), X[:, :1].var(0).mean() + X[:, :2].var(0).mean()),
     ):
-        with pytest.warns(UserWarning, match=f"no less than the {same:.3g} of giving"):
+        advice = r"most often too small \(SGD, lr 1e-09: try Adam\(\) or lr 0.1\)"
+        with pytest.warns(UserWarning, match=f"no less than the {same:.3g} of giving.*{advice}"):
             model.fit(*data, epochs=2, optimizer=nbcnn.SGD(lr=nbcnn.Constant(1e-9), momentum=0.0), verbose=0)
 
 

@@ -251,9 +251,17 @@ def test_early_stopping_takes_the_best_weights_in_memory_and_from_the_run_folder
 
 def test_divergence_leaves_finite_weights():
     model = trained()
-    with pytest.raises(nbcnn.Diverged, match="nothing was written"):
+    with pytest.raises(nbcnn.Diverged, match=r"nothing was written; a smaller learning rate \(1e\+29\), clip-norm 1"):
         model.fit(*examples(), epochs=3, batch_size=8, optimizer=nbcnn.SGD(lr=1e30), verbose=0)
     assert all(np.isfinite(tensor).all() for tensor in model.net.params.as_dict().values())
+
+
+@pytest.mark.filterwarnings("ignore:examples are floats")
+def test_divergence_at_a_tiny_rate_is_not_blamed_on_the_rate():
+    model = nbcnn.Model([nbcnn.Linear(1)], "mse", mode="cpu")
+    x = np.full((8, 4), 3e38, np.float32)
+    with np.errstate(all="ignore"), pytest.raises(nbcnn.Diverged, match="the learning rate, 1e-09, is small already: look for"):
+        model.fit(x, x[:, :1], optimizer=nbcnn.SGD(lr=1e-9), verbose=0)
 
 
 # -- fine-tuning

@@ -301,7 +301,7 @@ def fake(**changes):
     """A session that only counts."""
     state = {"w": np.zeros(2, np.float32)}
     session = SimpleNamespace(
-        steps_per_epoch=2, count=4, taken=0, has_tests=True, repeats=True, first_nonfinite=lambda: "conv3.conv_wgrad (conv3.weight)"
+        steps_per_epoch=2, count=4, taken=0, has_tests=True, repeats=True, first_nonfinite=lambda: "conv3.conv_wgrad (conv3.weight)", optimizer=SGD()
     )
     session.begin_epoch = lambda epoch: None
 
