@@ -17,6 +17,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+import sharing
 import suite
 from launches import watch_launches
 from scripts import TINY, exits, train
@@ -40,6 +41,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     suite.count(config)
+    sharing.share_cores(config)
     watch_launches()
 
 

@@ -58,14 +58,16 @@ def check(gpu, precision, cases, tiles=(None,)):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("half", range(2))
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_mean_shapes(gpu, precision):
-    check(gpu, precision, mean_cases())
+def test_mean_shapes(gpu, precision, half):
+    check(gpu, precision, mean_cases()[half::2])
 
 
+@pytest.mark.parametrize("half", range(2))
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_real_shapes(gpu, precision):
-    check(gpu, precision, real_cases())
+def test_real_shapes(gpu, precision, half):
+    check(gpu, precision, real_cases()[half::2])
 
 
 def one_shape():
@@ -115,10 +117,11 @@ def test_a_long_product_is_split_whatever_its_channels(precision):
     assert added.grid == 256 * 3 // 64
 
 
+@pytest.mark.parametrize(("op", "first"), [("conv_fprop", 0), ("conv_relu_pool_fprop", 1)])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_tile(gpu, precision):
-    cases = [case for case in one_shape() if str(case.op) in ("conv_fprop", "conv_relu_pool_fprop")]
-    check(gpu, precision, cases, WHOLE[precision])
+def test_every_tile(gpu, precision, op, first):
+    """One op has every second tile, the other those between: each is a kernel to compile."""
+    check(gpu, precision, [case for case in one_shape() if case.op == named(op)], WHOLE[precision][first::2])
 
 
 def bare_call(op: str, c: ConvShape, precision: str) -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -258,11 +259,30 @@ def test_kernels_compile_without_spills(precision, op, tile):
 
 
 def tried(impl: Impl, case: Case, precision: str, gpu: nb.Gpu) -> list[Tile | PatchTile | None]:
-    """The tiles to test: the chosen one; of the cases whose images end inside a tile every one, with blocks that take several."""
+    """The tiles to test: the chosen one; of the cases whose images end inside a tile others, too, with blocks that take several.
+
+    An op tries a quarter of them, and the next op the next quarter, since each is a kernel to compile.
+    """
     if case.ins[0].shape[0] != 5:
         return [None]
-    tiles = impl.candidates(bare(case), gpu.target)
-    return [replace(tile, resident=min(tile.resident, 2)) if isinstance(tile, PatchTile) else tile for tile in tiles]
+    tiles = impl.candidates(bare(case), gpu.target)[list(map(named, OPS)).index(case.op) % 4 :: 4]
+    return [None, *map(in_few_blocks, tiles)]
+
+
+def in_few_blocks(tile: Tile | PatchTile) -> Tile | PatchTile:
+    return replace(tile, resident=min(tile.resident, 2)) if isinstance(tile, PatchTile) else tile
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_ops_share_the_tiles_among_them(precision):
+    """Every tile that a plain convolution has is tried by one op or another."""
+    plain, every = set(), set()
+    for case in cases(MEAN + REAL, POOLED, UP):
+        impl = made_by(precision).get(case.op)
+        if impl and case.ins[0].shape[0] == 5 and not impl.supports(bare(case), H200):
+            every |= set(tried(impl, case, precision, SimpleNamespace(target=H200)))
+            plain |= set(map(in_few_blocks, impl.candidates(bare(case), H200))) if case.op == named("conv_fprop") else set()
+    assert plain <= every
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])

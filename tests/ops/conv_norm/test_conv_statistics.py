@@ -149,10 +149,10 @@ def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
         assert any(isinstance(tile, PatchTile) and tile.swapped and tile.keeps for tile in tiles) == (precision == "bf16")
 
 
+@pytest.mark.parametrize("quarter", range(4))
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_tile_is_right(gpu, precision):
-    row, count = MODES["tensorcore", precision], 0
-    for part, impl, case, tile in tried(precision, gpu.target):
+def test_every_tile_is_right(gpu, precision, quarter):
+    row, mine = MODES["tensorcore", precision], list(tried(precision, gpu.target))[quarter::4]
+    for part, impl, case, tile in mine:
         assert parity(row, impl, case, gpu, tile) <= bound(case, precision), (part, case.label, tile)
-        count += 1
-    assert count >= 12
+    assert len(mine) >= 3
