@@ -46,7 +46,8 @@ class Buf:
 
     home  arena (a temporary), param, grad, state (updated in place, survives steps), io (the caller's data),
           const (made once when a plan is bound).
-    base  the Buf whose memory this one shares, for the same elements under another shape; None for a Buf of its own.
+    base  the Buf whose memory this one shares: the same elements under another shape, or a part of its channels; None for a Buf of its own.
+    first  of a part of the channels of `base` the first; None where it is no part.
     values  what a const that a layer made holds (`Tape.const`).
     """
 
@@ -55,6 +56,7 @@ class Buf:
     dtype: str = "float32"
     home: str = "arena"
     base: Buf | None = None
+    first: int | None = None
     values: tuple[float, ...] | None = None
 
     @property
@@ -71,6 +73,10 @@ class Buf:
         if numel(shape) != numel(self.shape):
             raise ShapeError(f"{self.name}: {self.shape} has {numel(self.shape)} elements, {shape} has {numel(shape)}")
         return replace(self, shape=shape, base=self.root)
+
+    def within(self, whole: Buf, first: int) -> Buf:
+        """This value as a part of another: it lies in the channels of `whole` from `first` on."""
+        return replace(self, base=whole, first=first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +295,7 @@ class Resolution:
     splits   by position of the operands that it splits into planes of bfloat16, the bytes that these take of its scratch.
     placement  how that copy is written without an index map; None if it wants one.
     reasons  why other implementations of the chain cannot run the step, in words.
+    pitched  side, position, alignment -> whether that operand may be a part of a larger one (`nbcnn.plan.parts`).
     offered  the implementations that can, the chosen one first, each with its estimated time where that is known, in words.
     """
 
@@ -302,6 +309,7 @@ class Resolution:
     placement: Placement | None = None
     splits: Mapping[int, int] = field(default_factory=dict)
     offered: tuple[str, ...] = ()
+    pitched: Callable[[str, int, int], bool] = lambda side, position, alignment: False
 
 
 class SharedPlanes(NamedTuple):

@@ -11,6 +11,7 @@ from nbcnn.plan.flops import fewest_flops
 from nbcnn.plan.graph import Buf, Plan, Planned, Resolution, Shape, Step
 from nbcnn.plan.op import Op
 from nbcnn.plan.packing import Bank, Placement, table, tiles_of
+from nbcnn.plan.parts import with_parts
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.sharing import with_shared_planes
 from nbcnn.plan.storage import ITEMSIZE
@@ -59,7 +60,8 @@ def lower(
     `sharing` has steps share the planes of operands (`plan.sharing`), of a plan that is run as a whole; `lean`: where the arena is no larger by it.
     `beside` says which weight gradients run beside the rest of the backward pass, which keeps what they read alive longer; None: none does.
     """
-    hows = [(step, resolve(step)) for step in stored_as(_convert_doors(steps, layout, store), store)]
+    dense = [(step, resolve(step)) for step in stored_as(_convert_doors(steps, layout, store), store)]
+    hows = with_parts(dense, layout, resolve)
     slots, sizes, mapped = _place_packed(hows)
     packed = {by: Buf(f"packed weights {by}", (count,), by.dtype) for by, count in sizes.items()}
     maps = {packed[by]: Buf(f"pack map {by}", size, "int32", "const") for by, size in mapped.items()}

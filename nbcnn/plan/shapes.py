@@ -9,6 +9,13 @@ from dataclasses import dataclass
 from math import prod
 
 
+def rows_of(shape: tuple[int, ...], layout: str) -> tuple[int, int]:
+    """(rows, elements of a channel in a row) of the matrix that a tensor (N,C,…) is in memory: in NHWC a row is a pixel, elsewhere an example."""
+    if layout == "NHWC" and len(shape) == 4:
+        return shape[0] * numel(shape[2:]), 1
+    return shape[0], numel(shape[2:])
+
+
 def numel(shape: tuple[int, ...]) -> int:
     """Number of elements of `shape`; 1 for the empty shape of a scalar."""
     return prod(shape)

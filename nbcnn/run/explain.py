@@ -57,8 +57,9 @@ def _row(plan: Plan, item: Planned, floor: float) -> tuple[str, ...]:
     step, flops = item.step, step_flops(item.step)
     shapes = [" ".join("×".join(map(str, b.shape)) or "1" for b in bufs[:2]) for bufs in (step.ins, step.outs)]
     tile = "" if item.how.tile is None else "/".join(str(v) for v in vars(item.how.tile).values())
-    offset = plan.offsets.get(step.outs[0].root)
-    where = step.outs[0].root.home if offset is None else f"{offset}"
+    y = step.outs[0]
+    offset = plan.offsets.get(y.root)
+    where = y.root.home if offset is None else f"{offset}" if y.first is None else f"{offset}, from channel {y.first} of {y.root.shape[1]}"
     counts = (f"{flops / 1e9:.3f}" if flops else "", f"{step_bytes(step) / 1e6:.2f}", f"{floor:.1f}" if floor else "")
     return (step.scope, str(step.op), *shapes, item.how.mode, tile, *counts, where)
 

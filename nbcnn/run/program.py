@@ -10,11 +10,12 @@ import numpy as np
 
 from nbcnn.gpu.capture import JOIN, MAIN, SIDE
 from nbcnn.nn.params import ParameterBuffer
-from nbcnn.ops.kernel.call import Call, Planes, bare_call
+from nbcnn.ops.kernel.call import Call, Planes, bare_call, places_of
 from nbcnn.plan.arena import side_ends
 from nbcnn.plan.graph import Buf, Plan, Planned
 from nbcnn.plan.lowering import banks_of
 from nbcnn.plan.packing import table
+from nbcnn.plan.parts import own, span
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import FLOATING, decode
 from nbcnn.run import blas
@@ -47,8 +48,11 @@ class Program:
         return [launch for _, launches in self.bound for launch in launches]
 
     def array(self, buf: Buf) -> Any:
-        """The flat array of a Buf."""
-        root = buf.root
+        """The flat array of a Buf; of a part of a larger one, from its first element to its last."""
+        whole = self._whole(buf.root)
+        return whole if buf.first is None else whole[span(buf, self.plan.layout)]
+
+    def _whole(self, root: Buf) -> Any:
         if root in self._fixed:
             return self._fixed[root]
         if root.home in ("param", "grad", "state"):
@@ -82,6 +86,7 @@ class Program:
             tuple(buf.dtype for buf in step.ins),
             tuple(buf.dtype for buf in step.outs),
             {each.position: Planes(array(each.buf), each.made) for each in item.planes},
+            places_of(step),
         )
 
     def run(self) -> None:
@@ -152,7 +157,7 @@ class Program:
             for launch in launches:
                 launch.run(stream)
             for buf in item.step.outs if found is None else ():
-                if _floating(buf) and not np.isfinite(decode(self.device.download(self.array(buf)), buf.dtype)).all():
+                if _floating(buf) and not np.isfinite(decode(own(self.device.download(self.array(buf)), buf, self.plan.layout), buf.dtype)).all():
                     found = at, f"{item.step.scope}.{item.step.op} ({buf.name})"
                     break
             if found and not to_end:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from nbcnn.files.errors import UsageError
@@ -137,6 +138,7 @@ def resolver(row: Row, target: Target, tiles: Tiles | None = None) -> Callable[[
                 placement,
                 impl.splits(call),
                 tuple(named(each) for each in found),
+                partial(impl.pitched, call),
             )
         raise UsageError(f"{step.scope}: mode {row.mode} has no {step.op} for this shape" + "".join(f"; {r}" for r in reasons))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.kernel.by_channel import launch_by_channel
-from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host, parts
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import supports
 from nbcnn.ops.kernel.reduce import group_reduction, plus
@@ -54,8 +54,8 @@ def chunks_kernel(kind: str, share: Share) -> Any:
     FLOATS, MEMORY = IN_FLIGHT * share.width, share.width * share.threads
 
     @jit(launch_bounds=(THREADS, 2))
-    def bias_chunks_kernel(dy, partials, M, C, HW, chunk):
-        """partials (C,chunks) = Σ dy over the block's chunk of pixels.
+    def bias_chunks_kernel(dy, partials, M, C, HW, chunk, dy_channels):
+        """partials (C,chunks) = Σ dy over the block's chunk of pixels; dy is a part of `dy_channels` channels, or all of them.
 
         grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
         shared 4·width bytes a thread; moves 4·dy bytes, once.
@@ -73,13 +73,13 @@ def chunks_kernel(kind: str, share: Share) -> Any:
         m = block * chunk + row
         while m + (IN_FLIGHT - 1) * ROWS < last:
             for j in range(IN_FLIGHT):
-                load(dy, place(m + j * ROWS, near, C, HW), values, j * WIDTH)
+                load(dy, place(m + j * ROWS, near, dy_channels, HW), values, j * WIDTH)
             for j in range(IN_FLIGHT):
                 for q in range(WIDTH):
                     sums[q] += values[j * WIDTH + q]
             m += IN_FLIGHT * ROWS
         while m < last:
-            load(dy, place(m, near, C, HW), values, 0)
+            load(dy, place(m, near, dy_channels, HW), values, 0)
             for q in range(WIDTH):
                 sums[q] += values[q]
             m += ROWS
@@ -126,7 +126,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
     partials = call.scratch.view(np.float32)
     numbers = (np.int32(each) for each in (extent.pixels, extent.channels, extent.plane, extent.chunk))
     return [
-        Launch(chunks_kernel(kind, share), extent.grid, share.threads, (dy, partials, *numbers)),
+        Launch(chunks_kernel(kind, share), extent.grid, share.threads, (dy, partials, *numbers, call.channels("in", 0))),
         Launch(total_kernel(), extent.channels, TOTAL_THREADS, (partials, db, np.int32(extent.chunks))),
     ]
 
@@ -140,7 +140,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 HOST = {Op("bias", "fprop"): host(bias_fprop), Op("bias", "wgrad"): host(bias_wgrad)}
 OPS = {
     Op("bias", "fprop"): Impl(bind_fprop, supports=supports, traffic=streamed),
-    Op("bias", "wgrad"): Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, traffic=traffic_wgrad),
+    Op("bias", "wgrad"): Impl(bind_wgrad, scratch=scratch_wgrad, supports=supports, traffic=traffic_wgrad, pitched=parts(ins=(0,))),
 }
 GRADIENTS = {Op("bias", "wgrad"): Gradient(Op("bias", "fprop"), lambda ins, outs, v: (v,), of=(1,))}
 

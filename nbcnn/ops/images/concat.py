@@ -9,6 +9,8 @@ matrices serves both passes, in every row of the table.
 Behind a transposed convolution, whose bias is a pass of its own, the copy adds it:
 
     concat_bias_fprop  x₁ (N,C₁,H,W), x₂ (N,C₂,H,W), b (C₂) -> y, whose last channels are x₂ + b
+
+Of what lies in the whole from the start (`nbcnn.plan.parts`) there is no copy: the ops then have the other operands alone, and a part of the whole.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, any_part, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import quotient, within
 from nbcnn.ops.kernel.maps import supports
@@ -28,7 +30,7 @@ from nbcnn.ops.kernel.share import lanes_io
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.plan.op import Bias, Op
-from nbcnn.plan.shapes import numel
+from nbcnn.plan.shapes import rows_of
 
 THREADS = 256
 
@@ -94,14 +96,6 @@ def columns_kernel(source: str, target: str, together: int, biased: bool = False
     return columns_kernel
 
 
-def _matrix(shape: Shape, layout: str) -> tuple[int, int]:
-    """(rows, columns) of the matrix that a tensor of `shape` is in memory."""
-    if layout == "NHWC" and len(shape) == 4:
-        n, c, h, w = shape
-        return n * h * w, c
-    return shape[0], numel(shape[1:])
-
-
 def _bind(
     call: Call, shapes: tuple[Shape, ...], whole: Shape, arrays: tuple[Any, ...], other: Any, gather: bool, bias: Any = None
 ) -> list[Launch]:  # fmt: skip
@@ -109,13 +103,15 @@ def _bind(
 
     bias: what is added to the last part.
     """
-    rows, pitch = _matrix(whole, call.layout)
+    rows, each = rows_of(whole, call.layout)
+    part, joined = ("in", "out") if gather else ("out", "in")
+    pitch, front = each * call.channels(joined, 0), each * call.first(joined, 0)
     at, made, types = 0, [], kinds(call)
     for number, (shape, array) in enumerate(zip(shapes, arrays, strict=True), 1):
-        width = _matrix(shape, call.layout)[1]
+        width, own_pitch, before = each * shape[1], each * call.channels(part, number - 1), each * call.first(part, number - 1)
         wide = (8, 4) if types == ("bfloat16", "bfloat16") else (4,)
-        together = next((each for each in wide if not any(extent % each for extent in (width, pitch, at))), 1)
-        count, own, inside = rows * width, (width, 0), (pitch, at)
+        together = next((lanes for lanes in wide if not any(extent % lanes for extent in (width, pitch, front + at, own_pitch, before))), 1)
+        count, own, inside = rows * width, (own_pitch, 0), (pitch, at)
         biased = bias is not None and number == len(shapes)
         x, y = (array, other) if gather else (other, array)
         extents = (count, width, width // shape[1], *((*own, *inside) if gather else (*inside, *own)))
@@ -131,8 +127,8 @@ def bind_fprop(call: Call) -> list[Launch]:
 
 
 def bind_bias(call: Call) -> list[Launch]:
-    """x₁ (N,C₁,H,W), x₂ (N,C₂,H,W), b (C₂) -> y. One launch for each of the images."""
-    return _bind(call, call.in_shapes[:2], call.out_shapes[0], call.ins[:2], call.outs[0], gather=True, bias=call.ins[2])
+    """x₁ (N,C₁,H,W), x₂ (N,C₂,H,W), b (C₂) -> y, or x₂, b -> a part of y. One launch for each of the images."""
+    return _bind(call, call.in_shapes[:-1], call.out_shapes[0], call.ins[:-1], call.outs[0], gather=True, bias=call.ins[-1])
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
@@ -142,10 +138,7 @@ def bind_dgrad(call: Call) -> list[Launch]:
 
 def traffic_fprop(call: Call) -> list[Traffic]:
     """Bytes of `bind_fprop`: every launch moves one input."""
-    return [
-        once(nbytes, nbytes)
-        for nbytes in (size(call, "in", at) for at in range(2 if call.op == Op("concat", "fprop", before=(Bias(),)) else len(call.in_shapes)))
-    ]
+    return [once(nbytes, nbytes) for nbytes in (size(call, "in", at) for at in range(len(call.in_shapes) - call.op.has(Bias)))]
 
 
 def traffic_dgrad(call: Call) -> list[Traffic]:
@@ -155,9 +148,9 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 HOST = {Op("concat", "fprop"): host(concat_fprop), Op("concat", "dgrad"): host(concat_dgrad)}
 OPS = {
-    Op("concat", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
-    Op("concat", "fprop", before=(Bias(),)): Impl(bind_bias, supports=supports, traffic=traffic_fprop),
-    Op("concat", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+    Op("concat", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop, pitched=any_part),
+    Op("concat", "fprop", before=(Bias(),)): Impl(bind_bias, supports=supports, traffic=traffic_fprop, pitched=any_part),
+    Op("concat", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad, pitched=any_part),
 }
 REFERENCES = {Op("concat", "fprop", before=(Bias(),)): concat_bias_fprop}
 GRADIENTS = {Op("concat", "dgrad"): Gradient(Op("concat", "fprop"), lambda ins, outs, v: (v,), of=(0, 1))}

@@ -18,7 +18,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.images.window_sum import spread_reads, sum_reads
-from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host, parts
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
@@ -94,6 +94,8 @@ def larger_of(value, tap, best, winner):
 def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
     """y[o,p,q,c], index[o,p,q,c] = max, argmax over r,s < size of x[o, p·stride + r, q·stride + s, c], c in groups of `lanes`.
 
+    In NHWC x is a part of `x_groups` groups, or all of them.
+
     grid    ceil(count / 256), block 256, count = outer·P·Q·groups
     owns    thread: one group of one window
     moves   4·(windows' part of x) + (4 + index bytes)·y bytes; overlapping windows hit the cache
@@ -102,18 +104,18 @@ def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
     _, store_index = index_io(lanes)
 
     @jit()
-    def maxpool_fprop_kernel(x, y, index, count, H, W, P, Q, groups):
+    def maxpool_fprop_kernel(x, y, index, count, H, W, P, Q, groups, x_groups):
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, P, Q, groups)
-        first = offset_of(o, p * stride, q * stride, group, H, W, groups)
+        first = offset_of(o, p * stride, q * stride, group, H, W, x_groups)
         value, best, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
         for lane in range(lanes):
             best[lane], winner[lane] = LOWEST, 0
         for r in range(size):
             for s in range(size):
-                load(x, first + (r * W + s) * groups, value)
+                load(x, first + (r * W + s) * x_groups, value)
                 for lane in range(lanes):
                     best[lane], winner[lane] = larger_of(value[lane], r * size + s, best[lane], winner[lane])
         store(y, i, best)
@@ -124,7 +126,8 @@ def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
 @cache
 def dgrad_kernel(kind: str, lanes: int, size: int, stride: int, plus: bool = False) -> Any:
-    """dx[o,h,w,c] = Σ dy[o,p,q,c] over the windows (p,q) that contain (h,w) and whose index names it; any overlap or gap; `plus`: plus more[o,h,w,c].
+    """dx[o,h,w,c] = Σ dy[o,p,q,c] over the windows (p,q) that contain (h,w) and whose index names it; any overlap or gap; `plus`: plus more[o,h,w,c],
+    in NHWC a part of `more_groups` groups, or all of them.
 
     grid    ceil(count / 256), block 256, count = outer·H·W·groups
     owns    thread: one group of one element of dx
@@ -135,7 +138,7 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int, plus: bool = Fal
     reach = reach_of(size, stride)
 
     @jit()
-    def maxpool_dgrad_kernel(dy, index, more, dx, count, H, W, P, Q, groups):
+    def maxpool_dgrad_kernel(dy, index, more, dx, count, H, W, P, Q, groups, more_groups):
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
@@ -157,7 +160,7 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int, plus: bool = Fal
                 for lane in range(lanes):
                     total[lane] += part[lane] if inside & (winner[lane] == r * size + s) else 0.0
         if plus:
-            load(more, i, part)
+            load(more, offset_of(o, h, w, group, H, W, more_groups), part)
             for lane in range(lanes):
                 total[lane] += part[lane]
         store(dx, i, total)
@@ -169,7 +172,7 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int, plus: bool = Fal
 def dgrad_tile_kernel(kind: str, lanes: int, size: int, plus: bool = False) -> Any:
     """`dgrad_kernel` for stride = size: windows tile the image, so each dy and index is read once.
 
-    Tiles cut off at the right and bottom edge have no window; they get zeros.
+    Tiles cut off at the right and bottom edge have no window; they get zeros. In NHWC `more` is a part of `more_groups` groups, or all of them.
 
     grid    ceil(count / 256), block 256, count = outer·ceil(H/size)·ceil(W/size)·groups
     owns    thread: one group of the size × size elements of one tile
@@ -185,7 +188,7 @@ def dgrad_tile_kernel(kind: str, lanes: int, size: int, plus: bool = False) -> A
         into[at], into[at + 1], into[at + 2], into[at + 3] = load4(array, 4 * i)
 
     @jit()
-    def maxpool_dgrad_tile_kernel(dy, index, more, dx, count, H, W, P, Q, groups, tiles_h, tiles_w):
+    def maxpool_dgrad_tile_kernel(dy, index, more, dx, count, H, W, P, Q, groups, tiles_h, tiles_w, more_groups):
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
@@ -201,7 +204,7 @@ def dgrad_tile_kernel(kind: str, lanes: int, size: int, plus: bool = False) -> A
             for r in range(size):
                 for s in range(size):
                     h, w = min(p * size + r, H - 1), min(q * size + s, W - 1)
-                    load_at(more, offset_of(o, h, w, group, H, W, groups), extra, (r * size + s) * lanes)
+                    load_at(more, offset_of(o, h, w, group, H, W, more_groups), extra, (r * size + s) * lanes)
         for r in range(size):
             for s in range(size):
                 h, w = p * size + r, q * size + s
@@ -291,6 +294,11 @@ def dgrad_rows_kernel(kind: str, plus: bool = False) -> Any:
     return maxpool_dgrad_rows_kernel
 
 
+def _groups(call: Call, at: int, lanes: int) -> int:
+    """The groups that lie in memory where those of an input do."""
+    return int(call.channels("in", at)) // lanes if call.layout == "NHWC" else 1
+
+
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch: rows, or lanes by the layout. Four lanes need a uint8 index; an int32 index is handled one lane a thread."""
     (x,), (y, index) = call.ins, call.outs
@@ -303,7 +311,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     lanes = lanes_of(inner) if packs else 1
     groups = inner // lanes
     arrays = (x, y, index.view(np.uint32) if lanes == 4 else index)
-    return launch(fprop_kernel(kind, lanes, size, stride), outer * P * Q * groups, arrays, H, W, P, Q, groups)
+    return launch(fprop_kernel(kind, lanes, size, stride), outer * P * Q * groups, arrays, H, W, P, Q, groups, _groups(call, 0, lanes))
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
@@ -319,11 +327,14 @@ def bind_dgrad(call: Call) -> list[Launch]:
         return launch(dgrad_rows_kernel(kind, plus), outer * tiles_h * W // 4, (dy, index.view(np.uint16), more, dx), H, W, P, W // 4, tiles_h)
     lanes = lanes_of(inner) if packs else 1
     groups = inner // lanes
+    more_groups = _groups(call, 2, lanes) if plus else groups
     if lanes == 4 and size == stride:
         arrays = (dy, index.view(np.uint32), more, dx)
-        return launch(dgrad_tile_kernel(kind, lanes, size, plus), outer * tiles_h * tiles_w * groups, arrays, H, W, P, Q, groups, tiles_h, tiles_w)
+        return launch(
+            dgrad_tile_kernel(kind, lanes, size, plus), outer * tiles_h * tiles_w * groups, arrays, H, W, P, Q, groups, tiles_h, tiles_w, more_groups
+        )
     arrays = (dy, index.view(np.uint32) if lanes == 4 else index, more, dx)
-    return launch(dgrad_kernel(kind, lanes, size, stride, plus), outer * H * W * groups, arrays, H, W, P, Q, groups)
+    return launch(dgrad_kernel(kind, lanes, size, stride, plus), outer * H * W * groups, arrays, H, W, P, Q, groups, more_groups)
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:
@@ -343,7 +354,10 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 
 HOST = {Op("maxpool", "fprop"): host(maxpool_fprop), Op("maxpool", "dgrad"): host(maxpool_dgrad)}
-OPS = {Op("maxpool", "fprop"): Impl(bind_fprop, traffic=traffic_fprop), Op("maxpool", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad)}
+OPS = {
+    Op("maxpool", "fprop"): Impl(bind_fprop, traffic=traffic_fprop, pitched=parts(ins=(0,), layouts=("NHWC",))),
+    Op("maxpool", "dgrad"): Impl(bind_dgrad, traffic=traffic_dgrad, pitched=parts(ins=(2,), layouts=("NHWC",))),
+}
 GRADIENTS = {Op("maxpool", "dgrad"): Gradient(Op("maxpool", "fprop"), lambda ins, outs, v: (v, outs[1]))}
 
 

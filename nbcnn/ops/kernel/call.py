@@ -20,10 +20,18 @@ from nbcnn.ops.kernel.cost import stream
 from nbcnn.ops.kernel.traffic import Traffic, streamed
 from nbcnn.plan.op import Op
 from nbcnn.plan.roles import Role, role
+from nbcnn.plan.shapes import numel
 
 Shape = tuple[int, ...]
 Out = tuple[Shape, str] | int
 """(shape, dtype) of a fresh output, or the position of the input that is updated in place."""
+
+
+class Place(NamedTuple):
+    """Where an operand lies that is a part of a larger one: the first of its channels there, and how many channels that has."""
+
+    first: int
+    channels: int
 
 
 class Planes(NamedTuple):
@@ -42,6 +50,8 @@ class Call:
     an implementation that declares `pack`; `scratch` is a flat uint8 array of the bytes that `Impl.scratch` asked for.
     `planes` are those of operands, by position, that the step shares with others; they have no place in its scratch.
     `in_dtypes`/`out_dtypes` say how the operands are stored (`nbcnn.plan.storage`): bfloat16 arrives as uint16.
+    `places` has the operands, by side ("in" or "out") and position, that are parts of larger ones. Their arrays begin at their own first element, and
+    between their rows lie channels of others (`channels`).
     """
 
     op: Op
@@ -57,6 +67,23 @@ class Call:
     in_dtypes: tuple[str, ...] = ()
     out_dtypes: tuple[str, ...] = ()
     planes: Mapping[int, Planes] = field(default_factory=dict)
+    places: Mapping[tuple[str, int], Place] = field(default_factory=dict)
+
+    def channels(self, side: str, at: int) -> np.int32:
+        """The channels that lie in memory where an operand does: its own, or those of the larger one of which it is a part."""
+        place = self.places.get((side, at))
+        return np.int32((self.in_shapes if side == "in" else self.out_shapes)[at][1] if place is None else place.channels)
+
+    def first(self, side: str, at: int) -> int:
+        """The channels in front of an operand's first, where it is a part of a larger one."""
+        place = self.places.get((side, at))
+        return 0 if place is None else place.first
+
+
+def places_of(step: Any) -> dict[tuple[str, int], Place]:
+    """The operands of a step of a plan that are parts of larger ones (`Call.places`)."""
+    sides = (("in", step.ins), ("out", step.outs))
+    return {(side, at): Place(b.first, b.root.shape[1]) for side, bufs in sides for at, b in enumerate(bufs) if b.first is not None}
 
 
 def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
@@ -72,6 +99,7 @@ def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
         tile,
         in_dtypes=tuple(b.dtype for b in step.ins),
         out_dtypes=tuple(b.dtype for b in step.outs),
+        places=places_of(step),
     )
 
 
@@ -175,6 +203,22 @@ def _no_splits(call: Call) -> Mapping[int, int]:
     return {}
 
 
+def _dense(call: Call, side: str, at: int, alignment: int) -> bool:
+    return False
+
+
+def any_part(call: Call, side: str, at: int, alignment: int) -> bool:
+    """The `Impl.pitched` of what takes every operand as a part of a larger one."""
+    return True
+
+
+def parts(
+    ins: Sequence[int] = (), outs: Sequence[int] = (), layouts: Sequence[str] = ("NCHW", "NHWC")
+) -> Callable[[Call, str, int, int], bool]:  # fmt: skip
+    """The `Impl.pitched` of kernels that move 16 bytes at once: the operands at these positions may be parts of larger ones, in these layouts."""
+    return lambda call, side, at, alignment: alignment % 16 == 0 and call.layout in layouts and at in (ins if side == "in" else outs)
+
+
 def _no_candidates(call: Call, target: Target) -> Sequence[Any]:
     return ()
 
@@ -200,6 +244,8 @@ class Impl:
               nobody has worked them out.
     splits    Call without arrays (tile resolved) -> by position of the operands that `bind` first splits into planes of bfloat16, the bytes that
               they take of its scratch. A plan has steps that split one operand share its planes (`nbcnn.plan.sharing`).
+    pitched   Call without arrays, side ("in" or "out"), position, alignment -> whether that operand may be a part of a larger one (`Call.places`).
+              The alignment divides the bytes from each of its rows to the next, and those in front of the first.
     once      every operand moves once, in one launch: nothing is gained where another step does a part of it (`nbcnn.plan.merging.with_sums`).
     """
 
@@ -213,6 +259,7 @@ class Impl:
     candidates: Callable[[Call, Target], Sequence[Any]] = _no_candidates
     traffic: Callable[[Call], Sequence[Traffic]] | None = None
     splits: Callable[[Call], Mapping[int, int]] = _no_splits
+    pitched: Callable[[Call, str, int, int], bool] = _dense
     exactly: bool = False
     once: bool = False
     engine: str = ""
@@ -231,15 +278,24 @@ class Impl:
         return None
 
 
+def _shaped(flat: np.ndarray, shape: Shape, place: Place | None) -> np.ndarray:
+    """The operand of a reference: a view of a flat array, dense or a part of a larger one."""
+    if place is None:
+        return flat.reshape(shape)
+    strides = [numel(shape[axis + 1 :]) * flat.itemsize for axis in range(len(shape))]
+    strides[0] = strides[0] // shape[1] * place.channels
+    return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
 def host(reference: Callable[..., None]) -> Impl:
     """The `cpu` implementation of an op: its reference on shaped views of the operands."""
 
     def bind(call: Call) -> list[HostCall]:
-        ins = [array.reshape(shape) for array, shape in zip(call.ins, call.in_shapes, strict=True)]
-        outs = [array.reshape(shape) for array, shape in zip(call.outs, call.out_shapes, strict=True)]
+        ins = [_shaped(array, shape, call.places.get(("in", at))) for at, (array, shape) in enumerate(zip(call.ins, call.in_shapes, strict=True))]
+        outs = [_shaped(array, shape, call.places.get(("out", at))) for at, (array, shape) in enumerate(zip(call.outs, call.out_shapes, strict=True))]
         return [HostCall(reference, (*ins, *outs), call.attrs, name=call.op)]
 
-    return Impl(bind)
+    return Impl(bind, pitched=any_part)
 
 
 def around(engine: Impl, inner: Callable[[Call], Call], own: Callable[[Call], Sequence[Traffic]] | None = None) -> Callable[[Call, Target], float]:

@@ -47,7 +47,7 @@ import numpy as np
 
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.kernel import maps
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host, parts
 from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.share import Extent, Share, shared_call
@@ -107,6 +107,7 @@ def _apply(call: Call, kind: str, share: Share, extent: Extent, mean: Any, sprea
     kernel = batch_forward.apply_kernel(kind, share, activation, plus, call.op.direction == "infer")
     eps = np.float32(call.attrs.get("eps", 0))  # of variances alone: 1/deviation has it
     args = (x, call.ins[5] if plus else x, weight, bias, mean, spread, call.outs[0], *_scalars(extent), np.int32(1), eps)
+    args += call.channels("in", 0), call.channels("out", 0)
     return Launch(kernel, extent.grid, share.threads, args)
 
 
@@ -120,7 +121,8 @@ def statistics_launches(call: Call) -> list[Launch]:
     """The launches of batchnorm_fprop that make the statistics: moments of the chunks of x, statistics of the channels."""
     kind, share, extent = shared_call(call, 0)
     partials = _partials(call, extent)
-    moments = Launch(batch_forward.moments_kernel(kind, share), extent.grid, share.threads, (call.ins[0], partials, *_scalars(extent)))
+    args = (call.ins[0], partials, *_scalars(extent), call.channels("in", 0))
+    moments = Launch(batch_forward.moments_kernel(kind, share), extent.grid, share.threads, args)
     return [moments, statistics_launch(call, partials, extent.pixels, extent.chunk)]
 
 
@@ -157,6 +159,7 @@ def _sums(call: Call, sums: Any) -> list[Launch]:
     dweight, dbias = call.outs[-2:]
     two = plus and len(call.ins) > 6
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dz, partials, *_scalars(extent), np.int32(1))
+    args += call.channels("in", 0), call.channels("in", 1)
     return [
         Launch(batch_backward.sums_kernel(kind, share, "" if plus else activation, plus, two=two), extent.grid, share.threads, args),
         totals_launch(partials, rstd, dweight, dbias, sums, extent.channels, extent.chunks),
@@ -169,10 +172,10 @@ def totals_launch(partials: Any, rstd: Any, dweight: Any, dbias: Any, sums: Any,
     return Launch(batch_backward.totals_kernel(), channels, CHANNEL_THREADS, args)
 
 
-def _dgrad(call: Call, activation: str, dy: Any, channels: Sequence[Any], sums: Any) -> Launch:
+def _dgrad(call: Call, activation: str, dy: Any, dy_channels: np.int32, channels: Sequence[Any], sums: Any) -> Launch:
     """The launch that makes dx of dy, x and the sums of every channel; `channels`: weight, bias, mean, rstd."""
     kind, share, extent = shared_call(call, 1)
-    args = (dy, call.ins[1], *channels, sums, call.outs[0], *_scalars(extent))
+    args = (dy, call.ins[1], *channels, sums, call.outs[0], *_scalars(extent), dy_channels, call.channels("in", 1))
     return Launch(batch_backward.dgrad_kernel(kind, share, activation), extent.grid, share.threads, args)
 
 
@@ -184,18 +187,18 @@ def bind_grads(call: Call) -> list[Launch]:
     sums = call.scratch[at : at + 8 * extent.channels].view(np.float32)
     if plus:
         weight, mean, rstd = call.ins[3:6]
-        return [*_sums(call, sums), _dgrad(call, "", call.outs[1], (weight, weight, mean, rstd), sums)]
-    return [*_sums(call, sums), _dgrad(call, activation, call.ins[0], call.ins[2:6], sums)]
+        return [*_sums(call, sums), _dgrad(call, "", call.outs[1], call.channels("out", 1), (weight, weight, mean, rstd), sums)]
+    return [*_sums(call, sums), _dgrad(call, activation, call.ins[0], call.channels("in", 0), call.ins[2:6], sums)]
 
 
 def bind_statistics(call: Call) -> list[Launch]:
     """Two launches: moments of the chunks, this rank's statistics of the channels."""
     kind, share, extent = shared_call(call, 0)
     m, c, hw, chunk = _scalars(extent)
-    partials, attrs = _partials(call, extent), call.attrs
+    x, partials, attrs = call.ins[0], _partials(call, extent), call.attrs
     which = np.int32(attrs["ranks"]), np.int32(attrs["rank"]), np.float32(attrs["images"])
     return [
-        Launch(batch_forward.moments_kernel(kind, share), extent.grid, share.threads, (call.ins[0], partials, m, c, hw, chunk)),
+        Launch(batch_forward.moments_kernel(kind, share), extent.grid, share.threads, (x, partials, m, c, hw, chunk, call.channels("in", 0))),
         Launch(batch_forward.part_kernel(), extent.channels, CHANNEL_THREADS, (partials, call.outs[0], m, c, chunk, np.int32(extent.chunks), *which)),
     ]
 
@@ -218,7 +221,7 @@ def bind_sums(call: Call) -> list[Launch]:
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch."""
-    return [_dgrad(call, form_of(call.op)[0], call.ins[0], call.ins[2:6], call.ins[6])]
+    return [_dgrad(call, form_of(call.op)[0], call.ins[0], call.channels("in", 0), call.ins[2:6], call.ins[6])]
 
 
 def _small(call: Call, image: int) -> tuple[int, int]:
@@ -275,10 +278,11 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0) + size(call, "in", 1) + 6 * channel, size(call, "out", 0))]
 
 
-_FPROP = Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop)
-_INFER = Impl(bind_infer, supports=maps.supports, traffic=traffic_infer)
-_APPLY = Impl(bind_apply, supports=maps.supports, traffic=traffic_infer)
-_GRADS = Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads)
+_Y_OF_X, _OF_DY_AND_X = parts(ins=(0,), outs=(0,)), parts(ins=(0, 1))
+_FPROP = Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop, pitched=_Y_OF_X)
+_INFER = Impl(bind_infer, supports=maps.supports, traffic=traffic_infer, pitched=_Y_OF_X)
+_APPLY = Impl(bind_apply, supports=maps.supports, traffic=traffic_infer, pitched=_Y_OF_X)
+_GRADS = Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads, pitched=_OF_DY_AND_X)
 FUSED = ("relu", "gelu", "relu6", "hard_swish", "swish")
 """The activations that a norm may apply: entries of the table of activations without parameters."""
 PLUS = (Add(), Map("relu"))
@@ -288,15 +292,15 @@ FORMS: tuple[tuple[Part, ...], ...] = ((), *((Map(name),) for name in FUSED), PL
 OPS = {Op("batchnorm", name, after=form): each for form in FORMS for name, each in (("fprop", _FPROP), ("infer", _INFER), ("apply", _APPLY))}
 OPS |= {Op("batchnorm", "grads", before=undone(form)): _GRADS for form in FORMS}
 OPS |= {
-    Op("batchnorm", "statistics"): Impl(bind_statistics, scratch_fprop, maps.supports, traffic=traffic_statistics),
-    Op("batchnorm", "together"): Impl(bind_together, supports=maps.supports, traffic=traffic_together),
-    Op("batchnorm", "sums"): Impl(bind_sums, scratch_grads, maps.supports, traffic=traffic_sums),
+    Op("batchnorm", "statistics"): Impl(bind_statistics, scratch_fprop, maps.supports, traffic=traffic_statistics, pitched=parts(ins=(0,))),
+    Op("batchnorm", "together"): Impl(bind_together, supports=maps.supports, traffic=traffic_together, pitched=_Y_OF_X),
+    Op("batchnorm", "sums"): Impl(bind_sums, scratch_grads, maps.supports, traffic=traffic_sums, pitched=_OF_DY_AND_X),
 }
 SUMMED = ("relu", "relu6", "hard_swish")
 """The activations behind a norm of whose gradient another op makes the sums (`nbcnn.ops.conv_norm.gradient_sums`): those whose gradients are few
 instructions, so that the products of another tile cover them.
 """
-_DGRAD = Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad)
+_DGRAD = Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad, pitched=_OF_DY_AND_X)
 SUMMED_FORMS: tuple[tuple[Part, ...], ...] = ((), *((Map(name),) for name in SUMMED))
 OPS |= {Op("batchnorm", "dgrad", before=undone(form)): _DGRAD for form in SUMMED_FORMS}
 _PLAIN: dict[str, Callable[..., None]] = {

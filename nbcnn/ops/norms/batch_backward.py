@@ -43,10 +43,11 @@ def sums_kernel(kind: str, share: Share, activation: str, masked: bool, grouped:
             sums[WIDTH + q] += g * away
 
     @jit(launch_bounds=(THREADS, 2))
-    def batchnorm_sums_kernel(dy, more, x, y, weight, bias, mean, rstd, dz, partials, M, C, HW, chunk, group):
+    def batchnorm_sums_kernel(dy, more, x, y, weight, bias, mean, rstd, dz, partials, M, C, HW, chunk, group, dy_channels, x_channels):
         """partials (2,C,chunks) = Σ g, Σ g·(x − mean) over the block's chunk of pixels; g: dy (plus more) behind the activation; dz = g.
 
         grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
+        dy and x are parts of `dy_channels` and `x_channels` channels, or all of them.
         shared 8·width bytes a thread; moves 8·x bytes, 16·x where it reads y and writes dz, 20·x with `more`.
         """
         memory = cuda.shared.array(MEMORY, f4)
@@ -77,10 +78,10 @@ def sums_kernel(kind: str, share: Share, activation: str, masked: bool, grouped:
         while m + (FLIGHT - 1) * ROWS < last:
             for j in range(FLIGHT):
                 at = place(m + j * ROWS, c, C, HW)
-                load(dy, at, grads, j * WIDTH)
+                load(dy, place(m + j * ROWS, c, dy_channels, HW), grads, j * WIDTH)
                 if two:
                     load(more, at, mores, j * WIDTH)
-                load(x, at, values, j * WIDTH)
+                load(x, place(m + j * ROWS, c, x_channels, HW), values, j * WIDTH)
                 if of_y:
                     load(y, at, ys, j * WIDTH)
             for j in range(FLIGHT):
@@ -90,10 +91,10 @@ def sums_kernel(kind: str, share: Share, activation: str, masked: bool, grouped:
             m += FLIGHT * ROWS
         while m < last:
             at = place(m, c, C, HW)
-            load(dy, at, grads, 0)
+            load(dy, place(m, c, dy_channels, HW), grads, 0)
             if two:
                 load(more, at, mores, 0)
-            load(x, at, values, 0)
+            load(x, place(m, c, x_channels, HW), values, 0)
             if of_y:
                 load(y, at, ys, 0)
             take(grads, mores, values, ys, 0, means, factors, biases, sums)
@@ -151,11 +152,11 @@ def dgrad_kernel(kind: str, share: Share, activation: str) -> Any:
             values[at + q] = factors[q] * ((g - offsets[q]) - away * slopes[q])
 
     @jit(launch_bounds=(THREADS, 2))
-    def batchnorm_dgrad_kernel(dy, x, weight, bias, mean, rstd, sums, dx, M, C, HW, chunk):
+    def batchnorm_dgrad_kernel(dy, x, weight, bias, mean, rstd, sums, dx, M, C, HW, chunk, dy_channels, x_channels):
         """dx = weight·rstd·(g − dbias/M − (x − mean)·rstd·dweight/M); sums (2,C): dbias, dweight; g: dy behind the activation.
 
         grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, the last ones first, a thread `width` channels of every
-        ROWS-th pixel of it. shared none; moves 12·x bytes.
+        ROWS-th pixel of it. dy and x are parts of `dy_channels` and `x_channels` channels, or all of them. shared none; moves 12·x bytes.
         """
         grads = cuda.local.array(FLOATS, f4)
         values = cuda.local.array(FLOATS, f4)
@@ -183,19 +184,17 @@ def dgrad_kernel(kind: str, share: Share, activation: str) -> Any:
         m = first + row
         while m + (FLIGHT - 1) * ROWS < last:
             for j in range(FLIGHT):
-                at = place(m + j * ROWS, c, C, HW)
-                load(dy, at, grads, j * WIDTH)
-                load(x, at, values, j * WIDTH)
+                load(dy, place(m + j * ROWS, c, dy_channels, HW), grads, j * WIDTH)
+                load(x, place(m + j * ROWS, c, x_channels, HW), values, j * WIDTH)
             for j in range(FLIGHT):
                 make(grads, values, j * WIDTH, means, factors, biases, slopes, offsets)
                 store(dx, place(m + j * ROWS, c, C, HW), values, j * WIDTH)
             m += FLIGHT * ROWS
         while m < last:
-            at = place(m, c, C, HW)
-            load(dy, at, grads, 0)
-            load(x, at, values, 0)
+            load(dy, place(m, c, dy_channels, HW), grads, 0)
+            load(x, place(m, c, x_channels, HW), values, 0)
             make(grads, values, 0, means, factors, biases, slopes, offsets)
-            store(dx, at, values, 0)
+            store(dx, place(m, c, C, HW), values, 0)
             m += ROWS
 
     return batchnorm_dgrad_kernel

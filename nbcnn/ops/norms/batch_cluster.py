@@ -18,7 +18,7 @@ import numpy as np
 
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel import maps
-from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape
+from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, parts
 from nbcnn.ops.kernel.cost import STREAM
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds
@@ -138,6 +138,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     x, weight, bias = call.ins[:3]
     eps, momentum = (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
     args = (x, call.ins[5] if plus else x, weight, bias, *call.outs, *numbers, eps, momentum)
+    args += call.channels("in", 0), call.channels("out", 0)
     return [Launch(fprop_kernel(kind, tile, layout.flight, activation, plus), grid, tile.threads, args, layout.nbytes)]
 
 
@@ -156,6 +157,7 @@ def bind_grads(call: Call) -> list[Launch]:
         y, (dx, dweight, dbias) = dy, call.outs
         dz = dx
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, *numbers)
+    args += call.channels("in", 0), call.channels("in", 1)
     return [Launch(grads_kernel(kind, tile, layout.flight, activation, plus, two), grid, tile.threads, args, layout.nbytes)]
 
 
@@ -188,11 +190,11 @@ def estimate(call: Call, traffic: Callable[[Call], Sequence[Traffic]]) -> float:
     return STREAM.launch + blocks * moved / BLOCK_RATE
 
 
-def _impl(bind: Any, traffic: Any) -> Impl:
+def _impl(bind: Any, traffic: Any, pitched: Any) -> Impl:
     named: dict[str, Any] = {"needs": (9, 0), "exactly": True, "once": True, "engine": "cluster"}
     named["estimate"] = lambda call, target: estimate(call, traffic)
-    return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, **named)
+    return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, pitched=pitched, **named)
 
 
-OPS = dict.fromkeys((Op("batchnorm", "fprop", after=form) for form in FORMS), _impl(bind_fprop, traffic_fprop))
-OPS |= dict.fromkeys((Op("batchnorm", "grads", before=undone(form)) for form in FORMS), _impl(bind_grads, traffic_grads))
+OPS = dict.fromkeys((Op("batchnorm", "fprop", after=form) for form in FORMS), _impl(bind_fprop, traffic_fprop, parts(ins=(0,), outs=(0,))))
+OPS |= dict.fromkeys((Op("batchnorm", "grads", before=undone(form)) for form in FORMS), _impl(bind_grads, traffic_grads, parts(ins=(0, 1))))

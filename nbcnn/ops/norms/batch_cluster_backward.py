@@ -66,12 +66,15 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
         rounded(values, x_words, at)
 
     @jit(launch_bounds=(THREADS, 512 // THREADS), cluster=CLUSTER)
-    def batchnorm_cluster_grads_kernel(dy, more, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, M, C, pixels, held):
+    def batchnorm_cluster_grads_kernel(
+        dy, more, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, M, C, pixels, held, dy_channels, x_channels
+    ):  # fmt: skip
         """dbias = Σ g, dweight = rstd·Σ g·(x − mean), dx = weight·rstd·(g − dbias/M − (x − mean)·rstd·dweight/M), dz = g.
 
         g: dy (plus more) behind the activation. dz is written at last, so that no block waits for its stores at the cluster's barrier.
 
         grid CLUSTER·C/CHANNELS, block 256 or 512; owns: a cluster CHANNELS channels, a block ⌈M/CLUSTER⌉ pixels, a thread 16 bytes of every ROWS-th.
+        dy and x are parts of `dy_channels` and `x_channels` channels, or all of them.
         shared: the block's x and dy (g behind a ReLU) as they are stored, and 88 to 152 bytes a channel.
         moves 12·x bytes, 20·x where it reads y and writes dz, 24·x with `more`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """
@@ -112,13 +115,13 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
         m, at = first + row, BEGIN + tid * WIDTH
         while m < last:
             for j in range(FLIGHT):
-                i = min(m + j * ROWS, last - 1) * C + c
-                read(dy, i, words, 4 * j)
+                pixel = min(m + j * ROWS, last - 1)
+                read(dy, pixel * dy_channels + c, words, 4 * j)
                 if two:
-                    read(more, i, more_words, 4 * j)
-                read(x, i, x_words, 4 * j)
+                    read(more, pixel * C + c, more_words, 4 * j)
+                read(x, pixel * x_channels + c, x_words, 4 * j)
                 if of_y:
-                    read(y, i, y_words, 4 * j)
+                    read(y, pixel * C + c, y_words, 4 * j)
             for j in range(FLIGHT):
                 if m + j * ROWS < last:
                     put(kept, at + held + j * STRIDE, x_words, 4 * j)

@@ -54,13 +54,16 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
         rounded(values, words, at)
 
     @jit(launch_bounds=(THREADS, 512 // THREADS), cluster=CLUSTER)
-    def batchnorm_cluster_fprop_kernel(x, other, weight, bias, y, mean, rstd, running_mean, running_var, M, C, pixels, held, eps, momentum):
+    def batchnorm_cluster_fprop_kernel(
+        x, other, weight, bias, y, mean, rstd, running_mean, running_var, M, C, pixels, held, eps, momentum, x_channels, y_channels
+    ):  # fmt: skip
         """y = f((x − mean)·(weight·rstd) + bias), or plus `other` inside f; mean, rstd = 1/√(variance + eps) and running statistics.
 
         A block sums distances from its first pixel, which is one of its values, so a variance loses no digits to a large mean; blocks are joined by
         Chan's formula. That is as exact as batch_forward.py's three launches and needs one pass and one exchange, where a mean first and squares
         behind it need two of each.
         grid CLUSTER·C/CHANNELS, block 256 or 512; owns: a cluster CHANNELS channels, a block ⌈M/CLUSTER⌉ pixels, a thread 16 bytes of every ROWS-th.
+        x and y are parts of `x_channels` and `y_channels` channels, or all of them.
         shared: the block's x as it is stored, and 88 to 152 bytes a channel; moves 8·x bytes, 12·x with `other`.
         source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
         """
@@ -84,7 +87,7 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
         own = channel + min(tid, CHANNELS - 1)
         first = rank * pixels
         last = min(first + pixels, M)
-        near = min(first, M - 1) * C
+        near = min(first, M - 1) * x_channels
         lead, factor, offset = load_one(x, near + own), weight[own], bias[own]
         read(x, near + c, words, 0)
         floats(words, 0, means)
@@ -93,7 +96,7 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
         m, at = first + row, BEGIN + tid * WIDTH
         while m < last:
             for j in range(FLIGHT):
-                read(x, min(m + j * ROWS, last - 1) * C + c, words, 4 * j)
+                read(x, min(m + j * ROWS, last - 1) * x_channels + c, words, 4 * j)
             for j in range(FLIGHT):
                 if m + j * ROWS < last:
                     put(kept, at + j * STRIDE, words, 4 * j)
@@ -137,7 +140,7 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
                 if m + j * ROWS < last:
                     get(kept, at + j * STRIDE, again, 4 * j)
                     make(again, extra, 4 * j, values, others, means, factors, biases)
-                    write(y, (m + j * ROWS) * C + c, again, 4 * j)
+                    write(y, (m + j * ROWS) * y_channels + c, again, 4 * j)
             m += AGAIN * ROWS
             at += AGAIN * STRIDE
         if rank == 0 and tid < CHANNELS:

@@ -43,11 +43,12 @@ def moments_kernel(kind: str, share: Share) -> Any:
             sums[WIDTH + q] += away * away
 
     @jit(launch_bounds=(THREADS, 2))
-    def batchnorm_moments_kernel(x, partials, M, C, HW, chunk):
+    def batchnorm_moments_kernel(x, partials, M, C, HW, chunk, x_channels):
         """partials (2,C,chunks) = the mean and Σ (x − mean)² of every channel of the block's chunk of pixels.
 
         The sums are of distances from the chunk's first pixel, which is one of its values: so a variance loses no digits to a large mean.
         grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
+        x is a part of `x_channels` channels, or all of them.
         shared 8·width bytes a thread; moves 4·x bytes, once.
         source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
         """
@@ -63,16 +64,16 @@ def moments_kernel(kind: str, share: Share) -> Any:
         last = min(first + chunk, M)
         for k in range(SUMS):
             sums[k] = 0.0
-        load(x, place(first, near, C, HW), leads, 0)
+        load(x, place(first, near, x_channels, HW), leads, 0)
         m = first + row
         while m + (IN_FLIGHT - 1) * ROWS < last:
             for j in range(IN_FLIGHT):
-                load(x, place(m + j * ROWS, near, C, HW), values, j * WIDTH)
+                load(x, place(m + j * ROWS, near, x_channels, HW), values, j * WIDTH)
             for j in range(IN_FLIGHT):
                 take(values, j * WIDTH, leads, sums)
             m += IN_FLIGHT * ROWS
         while m < last:
-            load(x, place(m, near, C, HW), values, 0)
+            load(x, place(m, near, x_channels, HW), values, 0)
             take(values, 0, leads, sums)
             m += ROWS
         add(memory, sums)
@@ -210,11 +211,11 @@ def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bo
             values[at + q] = function(value)
 
     @jit(launch_bounds=(THREADS, 2))
-    def batchnorm_apply_kernel(x, other, weight, bias, mean, spread, y, M, C, HW, chunk, group, eps):
+    def batchnorm_apply_kernel(x, other, weight, bias, mean, spread, y, M, C, HW, chunk, group, eps, x_channels, y_channels):
         """y = f((x − mean)·(weight·rstd) + bias), or plus `other` inside f.
 
         grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, the last ones first, a thread `width` channels of every
-        ROWS-th pixel of it.
+        ROWS-th pixel of it. x and y are parts of `x_channels` and `y_channels` channels, or all of them.
         shared none; moves 8·x bytes, 12·x with `other`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """
         values = cuda.local.array(FLOATS, f4)
@@ -242,20 +243,19 @@ def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bo
         m = first + row
         while m + (FLIGHT - 1) * ROWS < last:
             for j in range(FLIGHT):
-                load(x, place(m + j * ROWS, c, C, HW), values, j * WIDTH)
+                load(x, place(m + j * ROWS, c, x_channels, HW), values, j * WIDTH)
                 if plus:
                     load(other, place(m + j * ROWS, c, C, HW), others, j * WIDTH)
             for j in range(FLIGHT):
                 make(values, others, j * WIDTH, means, factors, biases)
-                store(y, place(m + j * ROWS, c, C, HW), values, j * WIDTH)
+                store(y, place(m + j * ROWS, c, y_channels, HW), values, j * WIDTH)
             m += FLIGHT * ROWS
         while m < last:
-            at = place(m, c, C, HW)
-            load(x, at, values, 0)
+            load(x, place(m, c, x_channels, HW), values, 0)
             if plus:
-                load(other, at, others, 0)
+                load(other, place(m, c, C, HW), others, 0)
             make(values, others, 0, means, factors, biases)
-            store(y, at, values, 0)
+            store(y, place(m, c, y_channels, HW), values, 0)
             m += ROWS
 
     return batchnorm_apply_kernel

@@ -287,9 +287,9 @@ def bind_fprop(call: Call) -> list[Launch]:
     of_groups = (partials, mean, rstd, *at.scalars("count", "channels", "group", "per", "chunk", "chunks"), eps)
     apply = batch_forward.apply_kernel(at.kind, at.share, "", False, False, True, affine)
     return [
-        Launch(batch_forward.moments_kernel(at.kind, at.share), grid, threads, (x, partials, *image)),
+        Launch(batch_forward.moments_kernel(at.kind, at.share), grid, threads, (x, partials, *image, *at.scalars("channels"))),
         Launch(statistics_kernel(at.threads), at.blocks, GROUP_THREADS, of_groups),
-        Launch(apply, grid, threads, (x, x, weight, bias, mean, rstd, y, *image, *at.scalars("group"), eps)),
+        Launch(apply, grid, threads, (x, x, weight, bias, mean, rstd, y, *image, *at.scalars("group"), eps, *at.scalars("channels", "channels"))),
     ]
 
 
@@ -304,7 +304,7 @@ def bind_grads(call: Call) -> list[Launch]:
     of_groups = (partials, weight, rstd, pulls, *at.scalars("count", "channels", "group", "per", "K", "chunks"))
     of_channels = (partials, rstd, *call.outs[1:], *at.scalars("channels", "group", "per", "chunks"))
     made = [
-        Launch(sums, grid, threads, (dy, dy, x, dy, weight, weight, mean, rstd, dy, partials, *image, *group)),
+        Launch(sums, grid, threads, (dy, dy, x, dy, weight, weight, mean, rstd, dy, partials, *image, *group, *at.scalars("channels", "channels"))),
         Launch(pulls_kernel(at.threads, affine), at.blocks, GROUP_THREADS, of_groups),
     ]
     if affine:

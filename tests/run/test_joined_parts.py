@@ -1,0 +1,181 @@
+"""Tests of Concat without copies where it runs: implementations make of parts the bits that they make of whole values, and so do networks."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_net import net_or_skip
+
+from nbcnn.check import gradcheck
+from nbcnn.check.cases import mean_cases
+from nbcnn.check.one_op import Bound, Unsupported, from_layout, poison, to_layout
+from nbcnn.gpu.compiler import LOCKSTEP
+from nbcnn.gpu.device import Host
+from nbcnn.gpu.lockstep.check import checking
+from nbcnn.gpu.target import H200
+from nbcnn.modes import MODES
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.graphs import Graph, Input
+from nbcnn.nn.joins import Concat
+from nbcnn.nn.layers import Conv2d, Linear
+from nbcnn.nn.losses import SoftmaxCrossEntropy
+from nbcnn.nn.models import unet
+from nbcnn.nn.norms import BatchNorm2d
+from nbcnn.nn.resampling import GlobalAvgPool2d
+from nbcnn.ops.kernel.call import Place, follows_layout
+from nbcnn.plan import lowering
+from nbcnn.plan.bounds import parity_bound
+from nbcnn.plan.flops import step_bytes
+from nbcnn.plan.graph import Buf
+from nbcnn.plan.op import Op
+from nbcnn.plan.parts import span
+from nbcnn.plan.shapes import numel, rows_of
+from nbcnn.plan.storage import FLOATING, ITEMSIZE, decode, encode
+
+FRONT = 8
+"""Channels of others in front of a part; behind it 8 more, and what its own lack of a multiple of 8."""
+
+
+class Among:
+    """An operand of a bound call as a part of a larger array, of which all else is NaN."""
+
+    def __init__(self, bound, device, side, at):
+        call, self.device, self.layout = bound.call, device, bound.layout
+        shapes, dtypes, arrays = (call.in_shapes, call.in_dtypes, call.ins) if side == "in" else (call.out_shapes, call.out_dtypes, call.outs)
+        (n, c, *rest), self.dtype, self.first = shapes[at], dtypes[at], FRONT
+        self.whole = (n, -(-c // 8) * 8 + 2 * FRONT, *rest)
+        values = poison(np.empty(self.whole, np.float32))
+        if side == "in":
+            values[:, FRONT : FRONT + c] = self.logical(device.download(arrays[at])[: numel(shapes[at])], shapes[at])
+        flat = encode(to_layout(values, self.layout_of(self.whole)), self.dtype)
+        self.array = device.empty(flat.size, self.dtype)
+        device.upload(self.array, flat)
+        self.part = self.array[span(Buf("part", shapes[at]).within(Buf("whole", self.whole), FRONT), self.layout)]
+        self.channels, self.lies = slice(FRONT, FRONT + c), Place(FRONT, self.whole[1])
+
+    def layout_of(self, shape):
+        return self.layout if len(shape) == 4 else "NCHW"
+
+    def logical(self, flat, shape):
+        return from_layout(decode(flat, self.dtype), shape, self.layout_of(shape))
+
+    def read(self):
+        """Its values, and those of others."""
+        values = self.logical(self.device.download(self.array), self.whole)
+        return values[:, self.channels], np.delete(values, self.channels, axis=1)
+
+
+def operands(bound, impl):
+    """(side, position) of what an implementation takes as a part of a larger value: floats of two axes or more."""
+    call = bound.call
+    for side, shapes, dtypes in (("in", call.in_shapes, call.in_dtypes), ("out", call.out_shapes, call.out_dtypes)):
+        for at, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
+            stays = side == "out" and isinstance(bound._outs[at], int)
+            values = len(shape) > 1 and dtype in FLOATING and follows_layout(call.op, side, at, shape) >= (len(shape) == 4) and not stays
+            if values and impl.pitched(call, side, at, 8 * rows_of(shape, call.layout)[1] * ITEMSIZE[dtype]):
+                yield side, at
+
+
+def taking_parts(row, device):
+    """(case, two bound calls, the operands that they take as parts) for every implementation of a row and every case of its op."""
+    for case in mean_cases():
+        rounded = gradcheck.rounded(case, row.precision)
+        for _, impl in row.chain(case.op):
+            # Our simulator has clusters, whatever GPU it plays.
+            target = H200 if LOCKSTEP and impl.engine == "cluster" else device.target
+            options = {"attrs": case.attrs, "device": device, "layout": row.layout, "store": row.store, "target": target}
+            with contextlib.suppress(Unsupported):
+                two = [Bound(impl, case.op, rounded.ins, case.outs, **options) for _ in range(0 if impl.lacks(target) else 2)]
+                if two and (found := list(operands(two[0], impl))):
+                    yield rounded, two, found
+
+
+KEYS = [("cpu", "fp32"), *(pytest.param(key, marks=pytest.mark.gpu) for key in (("im2col", "fp32"), ("tensorcore", "bf16"), ("tensorcore", "tf32")))]
+
+
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_an_implementation_makes_the_same_of_parts(key, request):
+    """And leaves the channels of others alone, which are NaN: what it reads of them cannot pass."""
+    row, ran = MODES[key], set()
+    device = Host() if row.device == "host" else request.getfixturevalue("device")
+    for case, (bound, dense), found in taking_parts(row, device):
+        dense.run()
+        among = {each: Among(bound, device, *each) for each in found}
+        ins, outs = (
+            tuple(among[side, at].part if (side, at) in among else array for at, array in enumerate(arrays))
+            for side, arrays in (("in", bound.call.ins), ("out", bound.call.outs))
+        )
+        with checking() as seen:
+            for launch in bound.impl.bind(replace(bound.call, ins=ins, outs=outs, places={each: made.lies for each, made in among.items()})):
+                launch.run(getattr(device, "stream", 0))
+        assert not seen.faults, (bound.op, seen.faults)
+        results = bound.results()
+        for (side, at), made in among.items():
+            own, others = made.read()
+            assert np.isnan(others).all(), bound.op
+            if side == "out":
+                results[at] = own
+        # NumPy adds up what does not lie in one piece in another order: each of two results is within the bound of the truth.
+        limit = 2 * gradcheck.bound(case, row.precision) if row.device == "host" else 0
+        for got, want in zip(results, dense.results(), strict=True):
+            assert gradcheck.relative_error(got, want) <= limit, (bound.op, case.label, bound.impl.engine)
+        ran.add(bound.op)
+    assert ran >= {Op("concat", "fprop"), Op("concat", "dgrad"), Op("batchnorm", "fprop"), Op("batchnorm", "grads"), Op("bias", "wgrad")}
+
+
+# -- networks
+
+
+def _conv(x, filters, size=1):
+    return Conv2d(filters, size, padding=size // 2, bias=False)(x)
+
+
+def growing():
+    """Two layers that grow by 8 channels, each reading all before it (DenseNet)."""
+    x = Input((3, 8, 8))
+    y = _conv(x, 16, 3)
+    for _ in range(2):
+        y = Concat()([y, _conv(ReLU()(BatchNorm2d()(y)), 8, 3)])
+    return Graph.of(x, Linear(3)(GlobalAvgPool2d()(ReLU()(BatchNorm2d()(y)))), SoftmaxCrossEntropy())
+
+
+def branching():
+    """Two branches of one value, joined (Inception), and a third that stays apart."""
+    x = Input((3, 8, 8))
+    y = ReLU()(BatchNorm2d()(_conv(x, 8)))
+    joined = Concat()([ReLU()(BatchNorm2d()(_conv(y, filters, 3))) for filters in (8, 16)])
+    return Graph.of(x, Linear(3)(GlobalAvgPool2d()(_conv(joined, 8))), SoftmaxCrossEntropy())
+
+
+NETWORKS = {"growing": growing, "branching": branching, "unet": lambda: unet(3, 8, 8, classes=3, filters=8, depth=1)}
+ROWS = [("cpu", "fp32"), *(pytest.param(key, marks=pytest.mark.gpu) for key in MODES if key[0] not in ("cpu", "naive", "tiled"))]
+
+
+def joins(plan):
+    """The bytes that steps of Concat move."""
+    return sum(step_bytes(item.step) for item in plan.steps if item.step.op.kind == "concat")
+
+
+@pytest.mark.parametrize("row", ROWS, ids="-".join)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_has_the_same_gradients_without_copies(name, row, monkeypatch):
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((2, 3, 8, 8)).astype(np.float32)
+
+    def run():
+        net = net_or_skip(NETWORKS[name](), (3, 8, 8), row, simulated=True, seed=2)
+        labels = np.random.default_rng(4).integers(0, 3, (2, *net.plane)).astype(np.int32)
+        return joins(net.lower(net.record_gradients(2))), *net.gradients(x, labels), net.predict(x)
+
+    moved, loss, grads, y = run()
+    monkeypatch.setattr(lowering, "with_parts", lambda hows, layout, resolve: hows)
+    copied, expected_loss, expected, expected_y = run()
+    assert moved < copied
+    # NumPy adds up what does not lie in one piece in another order, in each of some twenty layers.
+    limit = 20 * parity_bound(9 * 32, "fp32") if row[0] == "cpu" else 0
+    assert loss == pytest.approx(expected_loss, rel=limit)
+    for got, want in ((y, expected_y), *((grads[each], expected[each]) for each in expected)):
+        assert gradcheck.relative_error(got, want) <= limit
