@@ -28,6 +28,7 @@ And, where the row has an implementation of the step (`with_sums`):
     conv_dgrad, batchnorm_*_grads       conv_dgrad_batchnorm_*_sums, batchnorm_*_dgrad: the convolution's epilogue makes the sums that the norm's
                                         gradient wants, and adds the other gradient of the norm's output; a pass over both is saved
     conv_dgrad, add_relu_dgrad          conv_dgrad_add_relu: the convolution's epilogue adds the other gradient, and masks
+    batchnorm_*_grads or _dgrad, add    the norm's gradient adds the other gradient of its input to what it gives that
 
 A tensor between two fused steps is read by the second alone, so it vanishes. The second gradient of a value is what a graph's backward adds to the
 first (`nbcnn.plan.graph.trace_nodes`).
@@ -46,6 +47,8 @@ from nbcnn.plan.shapes import numel
 
 ADDS_GRADIENTS = {Op("batchnorm", "grads", before=(Mask("relu"), Keep())): 6}
 """Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
+ADD_TO_RESULT = {Op("batchnorm", "grads"): 6, Op("batchnorm", "dgrad"): 7}
+"""Gradients, whatever they pass before, to whose result a second gradient of the same value can be added, and their operands without it."""
 MAPPED = {Op("conv", "fprop"): 3, Op("upconv", "fprop"): 3, Op("add"): 2}
 """Ops that can apply a map to their results, and the operands that they must have for it: a convolution's epilogue has a bias."""
 NORMS = tuple(Op("batchnorm", direction) for direction in ("fprop", "infer"))
@@ -398,7 +401,8 @@ Find = Callable[[Step], tuple[str, bool]]
 
 
 def with_sums(steps: Sequence[Step], find: Find) -> list[Step]:
-    """The steps with masks of a stride, second gradients, and the sums of a norm's gradient, made by the convolution before them going back.
+    """The steps with masks of a stride, second gradients, and the sums of a norm's gradient, made by the convolution before them going back; then
+    with second gradients that no convolution adds added by norms.
 
     Only where the row's own choice for that convolution has the merged step, too. A norm whose gradient moves each tensor once keeps it.
     """
@@ -417,7 +421,22 @@ def with_sums(steps: Sequence[Step], find: Find) -> list[Step]:
             # What nobody reads is not made: the gradient of the network's input.
             kept = [each for each in way.steps if each.outs[0].root.home != "arena" or each is way.steps[0] or made.reading(each.outs[0])]
             made.put(step, kept, *(each for each in (way.before, way.total) if each is not None))
+    for step in list(made):
+        _summed(made, step, find)
     return list(made)
+
+
+def _summed(steps: Steps, step: Step, find: Find) -> None:
+    """The sum of two gradients made by the norm that makes the later one of them."""
+    for gradient, other in zip(step.ins, step.ins[::-1], strict=True) if step.op == Op("add") and len(step.ins) == 2 else ():
+        maker = steps.between(gradient)
+        if maker is None or maker.op.has(Keep) or ADD_TO_RESULT.get(maker.op.plain) != len(maker.ins) or step.outs[0].shape != other.shape:
+            continue
+        made = replace(maker, ins=(*maker.ins, other), outs=(step.outs[0], *maker.outs[1:]))
+        # The other one must be there when the norm runs, whose further results are read before the sum is.
+        if all(steps.index[each] < steps.index[maker] for each in steps.writers.get(other.root, [])) and find(made)[0]:
+            steps.put(maker, [made], step)
+            return
 
 
 class _Way(NamedTuple):

@@ -229,6 +229,24 @@ def test_a_convolution_adds_the_second_gradient_of_the_norms_output():
     assert merged[0].ins[-1] is other
 
 
+@pytest.mark.parametrize("second", [True, False])
+def test_a_norm_adds_the_other_gradient_of_its_input(second):
+    gradient, norm, reader = norm_steps()
+    other, total, away = bufs("other total away")
+    made, dz = Step(Op("f"), (away,), (other,)), norm.outs[0]
+    added = Step(Op("add"), (other, dz) if second else (dz, other), (total,))
+    steps = [made, gradient, norm, added, replace(reader, ins=(total,))]
+    _, _, merged, last = with_sums(steps, served())
+    assert (merged.op, merged.ins, merged.outs) == (norm.op, (*norm.ins, other), (total, *norm.outs[1:]))
+    assert last == steps[-1]
+    # Behind a convolution that makes the norm's sums, the pass that is left adds it.
+    *_, first, rest, _ = with_sums(steps, served(SUMS))
+    assert (str(first.op), str(rest.op), rest.ins[-1], rest.outs) == (SUMS, "batchnorm_relu_dgrad", other, (total,))
+    for kept in ([gradient, norm, made, added, steps[-1]], [*steps, Step(Op("f"), (dz,), (away,))]):
+        assert with_sums(kept, served()) == kept, "it is not there yet, or somebody else reads the norm's own part"
+    assert with_sums(steps, lambda step: (served()(step)[0] if step.op.kind == "conv" else "", False)) == steps, "the row has no such step"
+
+
 def test_of_two_convolutions_the_one_of_more_taps_makes_the_sums():
     dy, y, x, a, b, dz, dother = bufs("dy y x a b dz dother")
     weight, mean, rstd = (Buf(name, (3,)) for name in ("weight", "mean", "rstd"))

@@ -9,7 +9,9 @@ The ops; x is (N,C,H,W), everything of a channel (C):
 
     batchnorm_fprop  x, weight, bias, running_mean, running_var -> y, mean, rstd, running_mean, running_var (in place)     eps, momentum
     batchnorm_infer  x, weight, bias, running_mean, running_var -> y                                                       eps
-    batchnorm_grads  dy, x, weight, bias, mean, rstd -> dx, dweight, dbias
+    batchnorm_grads  dy, x, weight, bias, mean, rstd[, more] -> dx, dweight, dbias
+
+where x has another reader, more is the gradient that comes from there, which is added to dx (`nbcnn.plan.merging`).
 
 With the layers behind it in one op, in the rows that fuse: batchnorm_relu_*, _relu6_*, _hard_swish_*, _swish_* and _gelu_* (`FUSED`: y = f(norm); the
 gradient makes f's input of x once more, so nothing else is read), and batchnorm_add_relu_*, the end of a residual block:
@@ -30,7 +32,7 @@ With the statistics of all ranks that train together (`--sync-stats`), an all-re
     batchnorm_statistics  x -> parts (ranks·3·C): images, mean and variance of this rank in its row, zeros in the others    ranks, rank, images
     batchnorm_together    x, weight, bias, running_mean, running_var, parts -> y, mean, rstd, running_mean, running_var     eps, momentum, ranks
     batchnorm_sums        dy, x, weight, bias, mean, rstd -> sums (2·C): dbias, dweight; dweight, dbias
-    batchnorm_dgrad       dy, x, weight, bias, mean, rstd, sums -> dx       batchnorm_relu_dgrad and so on likewise, of dy behind the norm
+    batchnorm_dgrad       dy, x, weight, bias, mean, rstd, sums[, more] -> dx       batchnorm_relu_dgrad and so on likewise, of dy behind the norm
 
 A rank's gradients are those of its own mean loss, n_r of n images, so its share of the batch's sums over M elements is Σ_r (n_r/n)·sums_r over
 n_r·H·W, which is what dx divides by.
@@ -175,8 +177,16 @@ def totals_launch(partials: Any, rstd: Any, dweight: Any, dbias: Any, sums: Any,
 def _dgrad(call: Call, activation: str, dy: Any, dy_channels: np.int32, channels: Sequence[Any], sums: Any) -> Launch:
     """The launch that makes dx of dy, x and the sums of every channel; `channels`: weight, bias, mean, rstd."""
     kind, share, extent = shared_call(call, 1)
-    args = (dy, call.ins[1], *channels, sums, call.outs[0], *_scalars(extent), dy_channels, call.channels("in", 1))
-    return Launch(batch_backward.dgrad_kernel(kind, share, activation), extent.grid, share.threads, args)
+    more = _more(call)
+    args = (dy, call.ins[1], *channels, sums, call.ins[more or 0], call.outs[0], *_scalars(extent), dy_channels)
+    args += call.channels("in", 1), call.channels("in", more or 0)
+    return Launch(batch_backward.dgrad_kernel(kind, share, activation, more is not None), extent.grid, share.threads, args)
+
+
+def _more(call: Call) -> int | None:
+    """The position of the gradient that a call adds to dx, None without one."""
+    at = 7 if call.op.direction == "dgrad" else 6
+    return at if len(call.in_shapes) > at and not call.op.has(Keep) else None
 
 
 def bind_grads(call: Call) -> list[Launch]:
@@ -246,12 +256,18 @@ def traffic_infer(call: Call) -> list[Traffic]:
 
 
 def traffic_grads(call: Call) -> list[Traffic]:
-    """dy and x, of a residual block y too, whose masked gradient is written; partials; the gradient and x once more, dx."""
+    """dy and x, of a residual block y too, whose masked gradient is written; partials; the gradient and x once more, what is added, dx."""
     (partials, channel), dy, x = _small(call, 1), size(call, "in", 0), size(call, "in", 1)
     more = size(call, "out", 1) if form_of(call.op)[1] else 0
     second = size(call, "in", 6) if more and len(call.in_shapes) > 6 else 0
     first = once(dy + second + x + more + 2 * channel, partials + more)
-    return [first, once(partials + channel, 4 * channel), once((more or dy) + x + 6 * channel, size(call, "out", 0))]
+    return [first, once(partials + channel, 4 * channel), once((more or dy) + x + _added(call) + 6 * channel, size(call, "out", 0))]
+
+
+def _added(call: Call) -> int:
+    """Bytes of the gradient that a call adds to dx."""
+    more = _more(call)
+    return 0 if more is None else size(call, "in", more)
 
 
 def traffic_statistics(call: Call) -> list[Traffic]:
@@ -273,16 +289,23 @@ def traffic_sums(call: Call) -> list[Traffic]:
 
 
 def traffic_dgrad(call: Call) -> list[Traffic]:
-    """dy and x, dx."""
+    """dy and x, what is added, dx."""
     _, channel = _small(call, 1)
-    return [once(size(call, "in", 0) + size(call, "in", 1) + 6 * channel, size(call, "out", 0))]
+    return [once(size(call, "in", 0) + size(call, "in", 1) + _added(call) + 6 * channel, size(call, "out", 0))]
 
 
-_Y_OF_X, _OF_DY_AND_X = parts(ins=(0,), outs=(0,)), parts(ins=(0, 1))
+_Y_OF_X = parts(ins=(0,), outs=(0,))
+
+
+def gradients_parts(call: Call, side: str, at: int, alignment: int) -> bool:
+    """`Impl.pitched` of gradients: dy, x, and what is added to dx."""
+    return parts(ins=(0, 1, *(each for each in [_more(call)] if each is not None)))(call, side, at, alignment)
+
+
 _FPROP = Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop, pitched=_Y_OF_X)
 _INFER = Impl(bind_infer, supports=maps.supports, traffic=traffic_infer, pitched=_Y_OF_X)
 _APPLY = Impl(bind_apply, supports=maps.supports, traffic=traffic_infer, pitched=_Y_OF_X)
-_GRADS = Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads, pitched=_OF_DY_AND_X)
+_GRADS = Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads, pitched=gradients_parts)
 FUSED = ("relu", "gelu", "relu6", "hard_swish", "swish")
 """The activations that a norm may apply: entries of the table of activations without parameters."""
 PLUS = (Add(), Map("relu"))
@@ -294,13 +317,13 @@ OPS |= {Op("batchnorm", "grads", before=undone(form)): _GRADS for form in FORMS}
 OPS |= {
     Op("batchnorm", "statistics"): Impl(bind_statistics, scratch_fprop, maps.supports, traffic=traffic_statistics, pitched=parts(ins=(0,))),
     Op("batchnorm", "together"): Impl(bind_together, supports=maps.supports, traffic=traffic_together, pitched=_Y_OF_X),
-    Op("batchnorm", "sums"): Impl(bind_sums, scratch_grads, maps.supports, traffic=traffic_sums, pitched=_OF_DY_AND_X),
+    Op("batchnorm", "sums"): Impl(bind_sums, scratch_grads, maps.supports, traffic=traffic_sums, pitched=gradients_parts),
 }
 SUMMED = ("relu", "relu6", "hard_swish")
 """The activations behind a norm of whose gradient another op makes the sums (`nbcnn.ops.conv_norm.gradient_sums`): those whose gradients are few
 instructions, so that the products of another tile cover them.
 """
-_DGRAD = Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad, pitched=_OF_DY_AND_X)
+_DGRAD = Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad, pitched=gradients_parts)
 SUMMED_FORMS: tuple[tuple[Part, ...], ...] = ((), *((Map(name),) for name in SUMMED))
 OPS |= {Op("batchnorm", "dgrad", before=undone(form)): _DGRAD for form in SUMMED_FORMS}
 _PLAIN: dict[str, Callable[..., None]] = {
@@ -358,13 +381,13 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
             yield Case(Op("batchnorm", "infer", after=form), label, (*ins, *plus), (image,), {"eps": 1e-5}, 4)
             yield Case(Op("batchnorm", "apply", after=form), label, (x, weight, bias, mean, rstd, *plus), (image,), {}, 4)
             if not plus:
-                yield Case(
-                    Op("batchnorm", "grads", before=undone(form)), label, (dy, x, weight, bias, mean, rstd), (image, channel, channel), {}, terms
-                )
                 sums = np.empty(2 * c, np.float32)
                 batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, *np.empty((2, c), np.float32))
-                if form in SUMMED_FORMS:
-                    yield Case(Op("batchnorm", "dgrad", before=undone(form)), label, (dy, x, weight, bias, mean, rstd, sums), (image,), {}, terms)
+                for more in ((), (normal(69, *shape),)):
+                    given, made_of = (dy, x, weight, bias, mean, rstd), (image, channel, channel)
+                    yield Case(Op("batchnorm", "grads", before=undone(form)), label, (*given, *more), made_of, {}, terms)
+                    if form in SUMMED_FORMS:
+                        yield Case(Op("batchnorm", "dgrad", before=undone(form)), label, (*given, sums, *more), (image,), {}, terms)
         for more in ((), (normal(69, *shape),)):
             yield Case(
                 Op("batchnorm", "grads", before=undone(PLUS)),

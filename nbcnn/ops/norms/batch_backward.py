@@ -136,8 +136,8 @@ def totals_kernel() -> Any:
 
 
 @cache
-def dgrad_kernel(kind: str, share: Share, activation: str) -> Any:
-    """`activation`: the one behind the norm, whose input is made of x once more; "": none."""
+def dgrad_kernel(kind: str, share: Share, activation: str, plus: bool = False) -> Any:
+    """`activation`: the one behind the norm, whose input is made of x once more; "": none. `plus`: `more` is added to dx."""
     (load, store), place, gradient = lanes_io(kind, share.width), place_of(share.last), gradient_of(activation)
     load_floats, _ = floats_io(share.width)
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
@@ -145,21 +145,25 @@ def dgrad_kernel(kind: str, share: Share, activation: str) -> Any:
     FLOATS = FLIGHT * share.width
 
     @jit(device=True)
-    def make(grads, values, at, means, factors, biases, slopes, offsets):
+    def make(grads, values, mores, at, means, factors, biases, slopes, offsets):
         for q in range(WIDTH):
             away = values[at + q] - means[q]
             g = gradient(grads[at + q], away * factors[q] + biases[q])
             values[at + q] = factors[q] * ((g - offsets[q]) - away * slopes[q])
+            if plus:
+                values[at + q] += mores[at + q]
 
     @jit(launch_bounds=(THREADS, 2))
-    def batchnorm_dgrad_kernel(dy, x, weight, bias, mean, rstd, sums, dx, M, C, HW, chunk, dy_channels, x_channels):
-        """dx = weight·rstd·(g − dbias/M − (x − mean)·rstd·dweight/M); sums (2,C): dbias, dweight; g: dy behind the activation.
+    def batchnorm_dgrad_kernel(dy, x, weight, bias, mean, rstd, sums, more, dx, M, C, HW, chunk, dy_channels, x_channels, more_channels):
+        """dx = weight·rstd·(g − dbias/M − (x − mean)·rstd·dweight/M), plus more; sums (2,C): dbias, dweight; g: dy behind the activation.
 
         grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, the last ones first, a thread `width` channels of every
-        ROWS-th pixel of it. dy and x are parts of `dy_channels` and `x_channels` channels, or all of them. shared none; moves 12·x bytes.
+        ROWS-th pixel of it. dy, x and more are parts of so many channels as the last arguments say, or all of them.
+        shared none; moves 12·x bytes, 16·x with `more`.
         """
         grads = cuda.local.array(FLOATS, f4)
         values = cuda.local.array(FLOATS, f4)
+        mores = cuda.local.array(FLOATS, f4)
         means = cuda.local.array(WIDTH, f4)
         factors = cuda.local.array(WIDTH, f4)
         biases = cuda.local.array(WIDTH, f4)
@@ -186,14 +190,18 @@ def dgrad_kernel(kind: str, share: Share, activation: str) -> Any:
             for j in range(FLIGHT):
                 load(dy, place(m + j * ROWS, c, dy_channels, HW), grads, j * WIDTH)
                 load(x, place(m + j * ROWS, c, x_channels, HW), values, j * WIDTH)
+                if plus:
+                    load(more, place(m + j * ROWS, c, more_channels, HW), mores, j * WIDTH)
             for j in range(FLIGHT):
-                make(grads, values, j * WIDTH, means, factors, biases, slopes, offsets)
+                make(grads, values, mores, j * WIDTH, means, factors, biases, slopes, offsets)
                 store(dx, place(m + j * ROWS, c, C, HW), values, j * WIDTH)
             m += FLIGHT * ROWS
         while m < last:
             load(dy, place(m, c, dy_channels, HW), grads, 0)
             load(x, place(m, c, x_channels, HW), values, 0)
-            make(grads, values, 0, means, factors, biases, slopes, offsets)
+            if plus:
+                load(more, place(m, c, more_channels, HW), mores, 0)
+            make(grads, values, mores, 0, means, factors, biases, slopes, offsets)
             store(dx, place(m, c, C, HW), values, 0)
             m += ROWS
 

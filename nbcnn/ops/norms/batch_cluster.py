@@ -23,7 +23,7 @@ from nbcnn.ops.kernel.cost import STREAM
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, once, size
-from nbcnn.ops.norms.batch import FORMS, form_of
+from nbcnn.ops.norms.batch import FORMS, form_of, gradients_parts
 from nbcnn.ops.norms.batch_cluster_backward import grads_kernel
 from nbcnn.ops.norms.batch_cluster_forward import fprop_kernel
 from nbcnn.ops.norms.cluster_share import Layout, Tile, layout_of
@@ -147,7 +147,7 @@ def bind_grads(call: Call) -> list[Launch]:
     tile, kind, grid, layout, numbers = _shared(call)
     activation, plus = form_of(call.op)
     dy, x = call.ins[:2]
-    two = plus and len(call.ins) > 6
+    two = len(call.ins) > 6
     if plus:
         y, weight, mean, rstd = call.ins[2:6]
         bias, activation = weight, ""
@@ -157,7 +157,7 @@ def bind_grads(call: Call) -> list[Launch]:
         y, (dx, dweight, dbias) = dy, call.outs
         dz = dx
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, *numbers)
-    args += call.channels("in", 0), call.channels("in", 1)
+    args += call.channels("in", 0), call.channels("in", 1), call.channels("in", 6 if two else 0)
     return [Launch(grads_kernel(kind, tile, layout.flight, activation, plus, two), grid, tile.threads, args, layout.nbytes)]
 
 
@@ -197,4 +197,4 @@ def _impl(bind: Any, traffic: Any, pitched: Any) -> Impl:
 
 
 OPS = dict.fromkeys((Op("batchnorm", "fprop", after=form) for form in FORMS), _impl(bind_fprop, traffic_fprop, parts(ins=(0,), outs=(0,))))
-OPS |= dict.fromkeys((Op("batchnorm", "grads", before=undone(form)) for form in FORMS), _impl(bind_grads, traffic_grads, parts(ins=(0, 1))))
+OPS |= dict.fromkeys((Op("batchnorm", "grads", before=undone(form)) for form in FORMS), _impl(bind_grads, traffic_grads, gradients_parts))

@@ -19,7 +19,8 @@ which loses nothing when it is stored: it is held instead of dy, and not made a 
 @cache
 def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bool, two: bool) -> Any:
     """`flight`: pixels that a thread may load before it uses the first. `activation`: the one behind the norm, whose input is made of x once more;
-    "": none. `masked`: a ReLU, where y says what passes, and dz keeps that. `two`: dy is the sum of two gradients, of which `more` is the second.
+    "": none. `masked`: a ReLU, where y says what passes, and dz keeps that. `two`: dy is the sum of two gradients, of which `more` is the second;
+    without `masked` `more` is added to dx.
     """
     read, write, get, put, floats, rounded, STORED, WORD = words_io(kind)
     WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = 8 if kind == "bfloat16" else 4, tile.columns, tile.rows, tile.cluster, tile.threads
@@ -32,11 +33,12 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
     # Of three or four tensors, or beside a long activation, fewer pixels: all stay in registers.
     FLIGHT, AGAIN = min(flight, 4 if masked or activation not in LEAN else 8), min(flight, 2)
     WORDS, WORDS_AGAIN = 4 * FLIGHT, 4 * AGAIN
+    adds = two and not masked
 
     @jit(device=True)
     def take(words, x_words, y_words, more_words, at, grads, values, others, means, factors, biases, sums):
         floats(words, at, grads)
-        if two:
+        if two and of_y:
             floats(more_words, at, others)
             for q in range(WIDTH):
                 grads[q] += others[q]
@@ -56,27 +58,32 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
             rounded(grads, words, at)
 
     @jit(device=True)
-    def make(words, x_words, at, grads, values, means, factors, biases, slopes, offsets):
+    def make(words, x_words, more_words, at, grads, values, others, means, factors, biases, slopes, offsets):
         floats(words, at, grads)
         floats(x_words, at, values)
+        if adds:
+            floats(more_words, at, others)
         for q in range(WIDTH):
             away = values[q] - means[q]
             g = gradient(grads[q], away * factors[q] + biases[q]) if of_x_again else grads[q]
             values[q] = factors[q] * ((g - offsets[q]) - away * slopes[q])
+            if adds:
+                values[q] += others[q]
         rounded(values, x_words, at)
 
     @jit(launch_bounds=(THREADS, 512 // THREADS), cluster=CLUSTER)
     def batchnorm_cluster_grads_kernel(
-        dy, more, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, M, C, pixels, held, dy_channels, x_channels
+        dy, more, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, M, C, pixels, held, dy_channels, x_channels, more_channels
     ):  # fmt: skip
         """dbias = Σ g, dweight = rstd·Σ g·(x − mean), dx = weight·rstd·(g − dbias/M − (x − mean)·rstd·dweight/M), dz = g.
 
-        g: dy (plus more) behind the activation. dz is written at last, so that no block waits for its stores at the cluster's barrier.
+        g: dy (plus more, where it reads y) behind the activation; elsewhere more is added to dx. dz is written at last, so that no block waits for
+        its stores at the cluster's barrier.
 
         grid CLUSTER·C/CHANNELS, block 256 or 512; owns: a cluster CHANNELS channels, a block ⌈M/CLUSTER⌉ pixels, a thread 16 bytes of every ROWS-th.
-        dy and x are parts of `dy_channels` and `x_channels` channels, or all of them.
+        dy, x and a `more` that is added to dx are parts of so many channels as the last arguments say, or all of them.
         shared: the block's x and dy (g behind a ReLU) as they are stored, and 88 to 152 bytes a channel.
-        moves 12·x bytes, 20·x where it reads y and writes dz, 24·x with `more`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
+        moves 12·x bytes, 20·x where it reads y and writes dz, 4·x more with `more`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """
         memory = cuda.shared.array(0, f4)
         kept = cuda.shared.array(0, STORED)
@@ -117,7 +124,7 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
             for j in range(FLIGHT):
                 pixel = min(m + j * ROWS, last - 1)
                 read(dy, pixel * dy_channels + c, words, 4 * j)
-                if two:
+                if two and of_y:
                     read(more, pixel * C + c, more_words, 4 * j)
                 read(x, pixel * x_channels + c, x_words, 4 * j)
                 if of_y:
@@ -151,11 +158,14 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
         load_floats(memory, numbers + 2 * CHANNELS, slopes)
         m, at = first + row, BEGIN + tid * WIDTH
         while m < last:
+            if adds:
+                for j in range(AGAIN):
+                    read(more, min(m + j * ROWS, last - 1) * more_channels + c, more_words, 4 * j)
             for j in range(AGAIN):
                 if m + j * ROWS < last:
                     get(kept, at + j * STRIDE, again, 4 * j)
                     get(kept, at + held + j * STRIDE, x_again, 4 * j)
-                    make(again, x_again, 4 * j, grads, values, means, factors, biases, slopes, offsets)
+                    make(again, x_again, more_words, 4 * j, grads, values, others, means, factors, biases, slopes, offsets)
                     write(dx, (m + j * ROWS) * C + c, x_again, 4 * j)
                     if of_y:
                         write(dz, (m + j * ROWS) * C + c, again, 4 * j)

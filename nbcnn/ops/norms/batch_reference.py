@@ -43,15 +43,14 @@ def batchnorm_infer(x: Array, weight: Array, bias: Array, running_mean: Array, r
     _normal(x, running_mean, 1 / np.sqrt(running_var + eps), weight, bias, y)
 
 
-def batchnorm_grads(
-    dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array
-) -> None:  # fmt: skip
-    """dx, dweight, dbias from dy and what the forward pass read and kept."""
+def batchnorm_grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, *operands: Array) -> None:
+    """dx, dweight, dbias from dy and what the forward pass read and kept; operands: [more, which is added to dx,] dx, dweight, dbias."""
+    *more, dx, dweight, dbias = operands
     count = x.size // x.shape[1]
     for c in _blocks(x):
         centred = _centred(x[:, c], mean[c])
         dweight[c], dbias[c] = _sums(centred, dy[:, c]) * rstd[c], _sums(dy[:, c])
-        _pulled(centred, dy[:, c], weight[c] * rstd[c], rstd[c] * dweight[c] / count, dbias[c] / count, dx[:, c])
+        _pulled(centred, dy[:, c], weight[c] * rstd[c], rstd[c] * dweight[c] / count, dbias[c] / count, dx[:, c], *(each[:, c] for each in more))
 
 
 def activated(each: Activation, summed: bool) -> dict[Op, Callable[..., None]]:
@@ -74,13 +73,13 @@ def activated(each: Activation, summed: bool) -> dict[Op, Callable[..., None]]:
         batchnorm_apply(x, weight, bias, mean, rstd, y)
         each.fprop(y, y)
 
-    def grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array) -> None:
+    def grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, *operands: Array) -> None:
         """`batchnorm_grads` of the gradient of f's input."""
-        batchnorm_grads(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, dx, dweight, dbias)
+        batchnorm_grads(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, *operands)
 
-    def dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, dx: Array) -> None:
+    def dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, *operands: Array) -> None:
         """`batchnorm_dgrad` of the gradient of f's input."""
-        batchnorm_dgrad(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, sums, dx)
+        batchnorm_dgrad(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, sums, *operands)
 
     after = (Map(each.name),)
     made: dict[Op, Callable[..., None]] = {
@@ -162,19 +161,23 @@ def batchnorm_sums(
     sums[...] = np.concatenate([dbias, dweight])
 
 
-def batchnorm_dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, dx: Array) -> None:
-    """dx from the sums of `batchnorm_sums`, which count for as many images as x has."""
+def batchnorm_dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, *operands: Array) -> None:
+    """dx from the sums of `batchnorm_sums`, which count for as many images as x has; operands: [more, which is added to dx,] dx."""
+    *more, dx = operands
     dbias, dweight = sums.reshape(2, -1) / (x.size // x.shape[1])
     for c in _blocks(x):
-        _pulled(_centred(x[:, c], mean[c]), dy[:, c], weight[c] * rstd[c], rstd[c] * dweight[c], dbias[c], dx[:, c])
+        pulls = weight[c] * rstd[c], rstd[c] * dweight[c], dbias[c]
+        _pulled(_centred(x[:, c], mean[c]), dy[:, c], *pulls, dx[:, c], *(each[:, c] for each in more))
 
 
-def _pulled(centred: Array, dy: Array, scale: Array, slope: Array, middle: Array, dx: Array) -> None:
-    """dx = (dy − slope·centred − middle)·scale; centred is written over."""
+def _pulled(centred: Array, dy: Array, scale: Array, slope: Array, middle: Array, dx: Array, *more: Array) -> None:
+    """dx = (dy − slope·centred − middle)·scale, plus more; centred is written over."""
     centred *= _wide(slope, dy)
     np.subtract(dy, centred, out=centred)
     centred -= _wide(middle, dy)
     np.multiply(centred, _wide(scale, dy), out=dx)
+    for each in more:
+        dx += each
 
 
 def _centred(x: Array, mean: Array) -> Array:

@@ -150,14 +150,14 @@ def test_blocks_cover_the_batch_once(shape, kind, layout):
 SIZE = (64, 64, 32, 32)
 
 
-def bound(op, kind, layout="NHWC"):
-    """The launches of an op on images of SIZE."""
+def bound(op, kind, layout="NHWC", more=False):
+    """The launches of an op on images of SIZE; `more`: with a second gradient."""
     image, channel = (SIZE, kind), ((64,), "float32")
     form, name = str(op).removeprefix("batchnorm").rpartition("_")[::2]
     plus = [image] if form == "_add_relu" else []
     ins, outs = {
         "fprop": ([image, *[channel] * 4, *plus], [image, *[channel] * 4]),
-        "grads": ([image, image, *(plus or [channel]), *[channel] * 3], [image, *plus, channel, channel]),
+        "grads": ([image, image, *(plus or [channel]), *[channel] * 3, *[image] * more], [image, *plus, channel, channel]),
     }[name]
     arrays = [tuple(np.zeros(numel(shape), numpy_dtype(dtype)) for shape, dtype in side) for side in (ins, outs)]
     shapes = [tuple(shape for shape, _ in side) for side in (ins, outs)]
@@ -176,5 +176,6 @@ REST = sorted((str(op), kind) for op in batch.OPS if str(op).endswith(("_fprop",
 @pytest.mark.parametrize(("op", "kind"), [FIRST, *full(*(each for each in REST if each != FIRST))])
 def test_kernels_keep_everything_in_registers(op, kind):
     """At most 128 registers: two blocks of 256 threads then have 64 KB of loads in flight, twice what memory's latency asks for."""
-    for launch in bound(op, kind):
-        assert_lean(launch, "90a", 128)
+    for more in (False, True) if op.endswith("_grads") else (False,):
+        for launch in bound(op, kind, more=more):
+            assert_lean(launch, "90a", 128)
