@@ -79,6 +79,7 @@ ELSEWHERE = (
     "test_gather.py",
     "test_group_layer.py",
     "test_inference.py",
+    "test_joined_parts.py",
     "test_joining.py",
     "test_kmeans.py",
     "test_losses.py",

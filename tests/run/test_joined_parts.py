@@ -93,10 +93,13 @@ def taking_parts(row, device):
                     yield rounded, two, found
 
 
-KEYS = [("cpu", "fp32"), *(pytest.param(key, marks=pytest.mark.gpu) for key in (("im2col", "fp32"), ("tensorcore", "bf16"), ("tensorcore", "tf32")))]
+ROWS = [
+    *[("cpu", "fp32"), *(pytest.param(key, marks=pytest.mark.gpu) for key in (("im2col", "fp32"), ("tensorcore", "bf16")))],
+    *(pytest.param(("tensorcore", precision), marks=[pytest.mark.gpu, pytest.mark.full]) for precision in ("tf32", "fp32")),
+]
 
 
-@pytest.mark.parametrize("key", KEYS, ids="-".join)
+@pytest.mark.parametrize("key", ROWS, ids="-".join)
 def test_an_implementation_makes_the_same_of_parts(key, request):
     """And leaves the channels of others alone, which are NaN: what it reads of them cannot pass."""
     row, ran = MODES[key], set()
@@ -151,7 +154,6 @@ def branching():
 
 
 NETWORKS = {"growing": growing, "branching": branching, "unet": lambda: unet(3, 8, 8, classes=3, filters=8, depth=1)}
-ROWS = [("cpu", "fp32"), *(pytest.param(key, marks=pytest.mark.gpu) for key in MODES if key[0] not in ("cpu", "naive", "tiled"))]
 
 
 def joins(plan):
