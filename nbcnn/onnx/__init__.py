@@ -48,6 +48,7 @@ def from_onnx(
     shapes: Mapping[str, Sequence[int]] | None = None,
     constants: Mapping[str, Any] | None = None,
     batched: bool = True,
+    numbers: Sequence[str] = (),
     loss: Any = None,
     mode: str = "auto",
     precision: str | None = None,
@@ -57,6 +58,7 @@ def from_onnx(
     shapes      by names of inputs their shapes, without the batch, where the file leaves them open.
     constants   by names of inputs arrays that take their place, such as weights that a file asks for.
     batched     the first axis of inputs counts examples; False: an input is one example as a whole, for files that mix their examples.
+    numbers     names of single numbers and divisors of the file that are trained.
     loss        as of `nbcnn.Model`, of all outputs; None takes the file's, if it has one: the model's output is then what that loss is computed of,
                 and others are `Model.features`.
     mode, precision  how it is computed, as of `nbcnn.Model`.
@@ -64,8 +66,9 @@ def from_onnx(
     Examples of an input are float32, taken as they are: (C, H, W) where the file's have three axes, (C, 1, L) of two, vectors (F,) of any other
     number, in the order of the file; outputs likewise. A file that `to_onnx` made gives a model that takes the same arrays as the first one.
 
-    A file does not say what is trained. Weights are, one for all nodes that read it, in whatever order or shape; numbers beside all channels, and
-    divisors, are constants. A weight that nodes compute of other weights is refused.
+    A file does not say what is trained, unless `to_onnx` made it. Weights are, one for all nodes that read it, in whatever order or shape; single
+    numbers, divisors and what masks choose are constants, of which a warning tells, unless `numbers` has them. A weight that nodes compute of other
+    weights is refused.
 
     Raises OnnxError (exit code 3) for what is no ONNX file, damaged, or asks for files elsewhere; UnsupportedNodes, one of them, which names all
     nodes that are not taken, with the reason; PackageMissing, UsageError, GpuUnavailable.
@@ -80,4 +83,4 @@ def from_onnx(
     """
     from nbcnn.onnx.importer import imported
 
-    return imported(source, shapes=shapes, constants=constants, batched=batched, loss=loss, mode=mode, precision=precision).model
+    return imported(source, shapes=shapes, constants=constants, batched=batched, numbers=numbers, loss=loss, mode=mode, precision=precision).model

@@ -222,10 +222,13 @@ MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsq
 """Ops whose output is their first operand in another shape, order or width: one that is trained stays the same trained numbers."""
 
 
-def origins(nodes: Iterable[Any], arrays: Mapping[str, np.ndarray], frozen: Container[str]) -> tuple[dict[str, str], dict[str, str]]:
+def origins(
+    nodes: Iterable[Any], arrays: Mapping[str, np.ndarray], frozen: Container[str], numbers: Container[str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Where the constants that `nodes` compute come from: the array that each is in another order (`MOVES`), and for each that is computed in another
-    way one array that is trained. `arrays` are those of the file: floats of several elements that are not `frozen` are trained."""
-    trained = {name for name, each in arrays.items() if each.dtype.kind in "fV" and each.size > 1 and name not in frozen}  # V: bfloat16
+    way one array that is trained. `arrays` are those of the file: floats of several elements that are not `frozen` are trained, and `numbers`."""
+    floats = {name: each.size for name, each in arrays.items() if each.dtype.kind in "fV" and name not in frozen}  # V: bfloat16
+    trained = {name for name, size in floats.items() if size > 1 or name in numbers}
     constants, sources, made_of = {"", *arrays}, dict[str, str](), dict[str, str]()
     for node in nodes:
         if node.op_type in ("Shape", "Size"):

@@ -122,14 +122,14 @@ def largest(node: Node) -> Val:
     values, constants = _split(node)
     sheet, sign = node.sheet, 1 if node.op == "Max" else -1
     top, *others = node.together(values)
-    for each, _ in constants:
+    for each, name in constants:
         c = node.broadcastable(each, top)
-        if c.size == 1 and c.ndim <= len(top.dims):
+        if c.size == 1 and c.ndim <= len(top.dims) and not sheet.trains(name, number=True):
+            sheet.constant({"end": name})
             end = float(c.reshape(()))
             top = top if end == -sign * np.inf else sheet.alike(Clip(end, None) if sign > 0 else Clip(None, end), top)
         else:
-            # A constant beside every example: 0·x + c.
-            others = [*others, sheet.affine(sheet.scaled(top, 0.0), None, c)]
+            others = [*others, sheet.filled(top, c, name)]
     for other in others:
         top = sheet.scaled(sheet.larger(sheet.scaled(top, sign), sheet.scaled(other, sign)), sign)
     return top
@@ -223,7 +223,7 @@ def mul(node: Node) -> Val:
     return node.sheet.product(*node.together(values))
 
 
-@op("Div", "Power, Mul; with a constant as Mul")
+@op("Div", "Power, Mul; with a constant as Mul, with a trained one Power and Mul")
 def div(node: Node) -> Val:
     values, constants = _split(node)
     sheet = node.sheet
@@ -233,10 +233,12 @@ def div(node: Node) -> Val:
     x, (c, name) = values[0], _one(node, constants, values[0])
     if not isinstance(node.operands[0], Val):
         return sheet.affine(sheet.power(x, -1), c, None, {"weight": name})
-    # What would be trained is 1/c, whose steps are others than those of c.
-    sheet.constant({"weight": name})
     if not np.all(c):
         raise Unsupported("a division by zero")
+    if sheet.trains(name, number=True):
+        # A weight 1/c would take other steps than c.
+        return sheet.product(x, sheet.power(sheet.filled(x, c, name), -1))
+    sheet.constant({"weight": name})
     return sheet.affine(x, 1 / c.astype(np.float64), None)
 
 
@@ -283,8 +285,12 @@ def where(node: Node) -> Val:
     for at, chosen in ((1, mask), (2, ~mask)):
         if at in values:
             parts.append(sheet.affine(values[at], chosen.astype(np.float32), None))
+            continue
+        value = node.broadcastable(node.floats(at), longest)
+        if sheet.trains(node.names[at], number=True):
+            parts.append(sheet.affine(sheet.filled(longest, value, node.names[at]), chosen.astype(np.float32), None))
         else:
             sheet.constant(node.called(value=at))
-            shift = chosen * node.broadcastable(node.floats(at), longest)
+            shift = chosen * value
     total = sheet.sum(node.together(parts))
     return sheet.affine(total, None, shift) if np.any(shift) else total

@@ -7,7 +7,7 @@ from typing import Any
 
 from nbcnn.files import extras
 from nbcnn.files.errors import Whole
-from nbcnn.files.quote import printable
+from nbcnn.files.quote import printable, quoted
 
 SHOWN, LONGEST = 50, 600
 """Reasons that a message lists, and characters of each."""
@@ -29,7 +29,16 @@ class UnsupportedNodes(Whole, OnnxError):
 
 
 class Unsupported(Exception):
-    """One node cannot be taken; the reason in words. The importer collects them."""
+    """One node cannot be taken; the reason in words. The importer collects them, and counts those of one kind: `of`, what it is that only this node
+    has, such as a tensor, is named beside the node."""
+
+    def __init__(self, why: str, of: str = "") -> None:
+        super().__init__(why)
+        self.of = of
+
+    def beside(self, node: str) -> str:
+        """The node, with the tensor."""
+        return f"{node} with {quoted(self.of)}" if self.of else node
 
 
 class BothComputed(Whole, Unsupported):

@@ -7,6 +7,7 @@ must be regular files in its folder or below.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,3 +266,38 @@ def initialisers(file: File) -> Iterator[tuple[str, np.ndarray]]:
             yield tensor.name, outside[place]
         except OnnxError as error:
             raise OnnxError(f"{file.name}: {error}") from None
+
+
+_SMALL = 64
+"""Elements of initialisers that may be shapes."""
+
+
+def inferred(file: File, inputs: Mapping[str, tuple[int, ...]], first: int | str | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of examples, by name, of the values of floats whose shape onnx infers and whose first axis counts examples; none where it fails.
+
+    inputs  by name the shapes of examples. first  their number, or a name for it; None: an input is one. Of weights onnx gets the shapes alone.
+    """
+    onnx = onnx_package()
+    helper, graph, lead = onnx.helper, file.graph, [] if first is None else [first]
+    known = {each.name for each in graph.initializer}
+    given = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [*lead, *dims]) for name, dims in inputs.items()]
+    given += [each for each in graph.input if each.name not in inputs and each.name not in known]
+    large = [each for each in graph.initializer if math.prod(each.dims) > _SMALL]
+    given += [helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)) for each in large]
+    small = [each for each in graph.initializer if math.prod(each.dims) <= _SMALL]
+    try:
+        made = helper.make_model(
+            helper.make_graph(graph.node, "shapes", given, graph.output, small, value_info=graph.value_info), opset_imports=file.model.opset_import
+        )
+        values = onnx.shape_inference.infer_shapes(made, data_prop=True).graph.value_info
+    except Exception:  # whatever its C++ raises: then less is named at once
+        return {}
+    shapes = dict[str, tuple[int, ...]]()
+    for each in values:
+        tensor = each.type.tensor_type
+        sizes = [size.dim_param or size.dim_value for size in tensor.shape.dim]
+        if lead and (not sizes or sizes.pop(0) != first):
+            continue
+        if tensor.elem_type == onnx.TensorProto.FLOAT and tensor.HasField("shape") and all(isinstance(size, int) and size > 0 for size in sizes):
+            shapes[each.name] = tuple(sizes)
+    return shapes

@@ -6,7 +6,7 @@ A node that cannot be taken does not end the walk: what reads it is left out, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,9 +19,11 @@ from nbcnn.files import document
 from nbcnn.files.errors import UsageError
 from nbcnn.files.masked import refuse_masked
 from nbcnn.files.quote import brief, quoted, word
+from nbcnn.files.warn import warn
 from nbcnn.model.network import Model
 from nbcnn.nn import description
 from nbcnn.nn.activations import LogSoftmax, Scale, Softmax
+from nbcnn.nn.ends import MOVES
 from nbcnn.nn.graphs import Graph, Input, Value
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.onnx import elementwise, norms, reductions, windows  # noqa: F401  # they enter their ops, as shapes does
@@ -29,17 +31,19 @@ from nbcnn.onnx.constants import FOLDED, Room, origins
 from nbcnn.onnx.erf import ERF, Erf, erf_of
 from nbcnn.onnx.errors import NAMED, OnnxError, Unsupported, UnsupportedNodes, onnx_package
 from nbcnn.onnx.exporter import noted
-from nbcnn.onnx.files import File, initialisers, label, read
+from nbcnn.onnx.files import File, inferred, initialisers, label, read
 from nbcnn.onnx.node import BATCH, OPS, Node
 from nbcnn.onnx.products import PRODUCTS, one_constant
 from nbcnn.onnx.restored import restored, shapes_of, trained
 from nbcnn.onnx.shapes import entered, shape_of
-from nbcnn.onnx.values import Dims, Sheet, Val, apart, limited
+from nbcnn.onnx.values import Dims, Sheet, Val, apart, limited, natural
 from nbcnn.plan.graph import ShapeError
 from nbcnn.plan.shapes import numel
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _KNOWN = frozenset((*OPS, *FOLDED, *LOSSES, ERF))
+_NUMBERED = re.compile(r"(val|_?onnx::\w+?|\S*_output)_\d+")
+"""What PyTorch's exporters call values that have no name in the module."""
 NOTES = {"classes": (None, [str]), "forms": [{"scale": (None, [float]), "channels_last": bool, "span?": (None, [float])}]}
 """What `to_onnx` writes into the metadata of a file, beside the loss."""
 
@@ -52,6 +56,16 @@ class Imported:
     inputs: Mapping[str, Dims]
     outputs: Mapping[str, Dims]
     labels: str = ""
+
+
+class _AllBut:
+    """All names but some."""
+
+    def __init__(self, names: Container[str]) -> None:
+        self._names = names
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self._names
 
 
 class _Left:
@@ -80,18 +94,20 @@ def imported(
     shapes: Mapping[str, Sequence[int]] | None = None,
     constants: Mapping[str, Any] | None = None,
     batched: bool = True,
+    numbers: Sequence[str] = (),
     loss: Any = None,
     mode: str = "auto",
     precision: str | None = None,
 ) -> Imported:
     """The model of a file, with the names of its inputs and outputs; see `nbcnn.onnx.from_onnx`."""
     file = read(source)
-    if not shapes and not constants and batched and (made := _restored(file, loss, mode, precision)) is not None:
+    if not shapes and not constants and not numbers and batched and (made := _restored(file, loss, mode, precision)) is not None:
         return made
     for name, value in (constants or {}).items():
         refuse_masked(value, f"the values of the constant {quoted(name)}")
-    walk = _Walk(file, dict(shapes or {}), {name: np.asarray(value) for name, value in (constants or {}).items()}, batched, loss is not None)
+    walk = _Walk(file, dict(shapes or {}), {name: np.asarray(value) for name, value in (constants or {}).items()}, batched, loss is not None, numbers)
     graph = walk.graph()
+    walk.warn()
     notes = _notes(file, len(graph.inputs))
     model = Model(graph, loss=loss or walk.loss or notes.get("loss"), mode=mode, precision=precision, classes=notes.get("classes"))
     known = model.net.params.as_dict()
@@ -151,7 +167,13 @@ class _Walk:
     """One walk over the nodes of a file."""
 
     def __init__(
-        self, file: File, shapes: Mapping[str, Sequence[int]], constants: Mapping[str, np.ndarray], batched: bool, all_outputs: bool
+        self,
+        file: File,
+        shapes: Mapping[str, Sequence[int]],
+        constants: Mapping[str, np.ndarray],
+        batched: bool,
+        all_outputs: bool,
+        numbers: Sequence[str],
     ) -> None:
         self.file, self.batched, self._all = file, batched, all_outputs
         self.count: int | None = None
@@ -164,21 +186,26 @@ class _Walk:
         graph = file.graph
         self._read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
         self._reasons: list[tuple[str, str, str]] = []
+        self._inferred: Mapping[str, Dims] | None = None
         self._room = Room()
         self._values: dict[str, Any] = dict(initialisers(file))
+        if strange := sorted({numbers} if isinstance(numbers, str) else set(numbers) - set(self._values)):
+            raise UsageError(f"numbers names {quoted(strange[0])}, which is no initialiser of the file that a node reads (give a list of names)")
         kept = trained(file)
-        frozen = set() if kept is None else {name for name in self._values if name not in kept}
+        frozen: Container[str] = () if kept is None else _AllBut(kept | set(numbers))
+        self._known = (kept or set()) | set(numbers)
         inputs = {each.name: each for each in file.graph.input if each.name not in self._values}
         for what, given in (("shapes", shapes), ("constants", constants)):
             if strange := sorted(set(given) - {each.name for each in file.graph.input}):
                 raise UsageError(f"{what} names {quoted(strange[0])}, and the inputs of the file are {', '.join(inputs)}")
         self._values |= constants
-        self._sources, made_of = origins(graph.node, self._values, frozen)
+        self._sources, made_of = origins(graph.node, self._values, frozen, self._known)
         reads = ((node.op_type, [self._source(name) for name in node.input if self._source(name) in self._values]) for node in graph.node)
         self.sheet = Sheet(
             frozen=frozen,
             apart=apart(each for node, each in zip(graph.node, reads, strict=True) if self._sources.keys().isdisjoint(node.output)),
             made_of=made_of,
+            numbers=None if kept is not None else self._known,
         )
         labels = {node.input[1] for node in file.graph.node if node.op_type in LOSSES and len(node.input) > 1}
         for name, each in inputs.items():
@@ -223,6 +250,17 @@ class _Walk:
         self.inputs[name] = made
         self._values[name] = Val(value, made)
 
+    def warn(self) -> None:
+        """Warn of single numbers and divisors that became constants, although the file may train them; what exporters number is no weight."""
+        tensors = {each.name for each in self.file.graph.initializer}
+        lost = [name for name in self.sheet.lost if name in tensors and not _NUMBERED.fullmatch(name)]
+        if lost:
+            named = ", ".join(map(quoted, lost[:NAMED])) + (f" and {len(lost) - NAMED} more" if lost[NAMED:] else "")
+            warn(
+                f"{self.file.name}: {named}: constants here, which training leaves as they are, for no file says whether numbers and divisors are "
+                f"trained; numbers=[{quoted(lost[0])}, …] of from_onnx has them trained"
+            )
+
     # -- nodes
 
     def graph(self) -> Graph:
@@ -266,12 +304,22 @@ class _Walk:
             else:
                 made = self._made(node, operands)
         except (Unsupported, OnnxError, UsageError, ShapeError) as error:
-            self._reasons.append((called, word(node.op_type), str(error)))
-            made = [left] * len(node.output)
+            self._reasons.append((error.beside(called) if isinstance(error, Unsupported) else called, word(node.op_type), str(error)))
+            made = self._missing(node, left)
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:  # operands of sizes that the op's own arithmetic does not take
             self._reasons.append((called, word(node.op_type), f"its operands and attributes do not go together ({brief(error)})"))
-            made = [left] * len(node.output)
+            made = self._missing(node, left)
         self._values.update({name: each for name, each in zip(node.output, made, strict=False) if name})
+
+    def _missing(self, node: Any, left: _Left) -> list[Any]:
+        """What stands for the outputs of a node that cannot be taken. Of values whose shape the file tells those behind it are read on, so that what
+        cannot be taken of them is named, too."""
+        if not isinstance(left, _LeftValue):
+            return [left] * len(node.output)
+        if self._inferred is None:
+            self._inferred = inferred(self.file, self.inputs, (self.count or "N") if self.batched else None)
+        shapes = [self._inferred.get(name) for name in node.output]
+        return [left if dims is None else Val(Value(natural(dims)), dims) for dims in shapes]
 
     def _made(self, node: Any, operands: list[Any]) -> Sequence[Any]:
         op, attributes = node.op_type, _attributes(node, self.file.opset)
@@ -302,7 +350,12 @@ class _Walk:
             self.batched,
             self.count,
         )
-        return OPS[op].make(made)
+        self.sheet.claimed.clear()
+        outputs = OPS[op].make(made)
+        for name, each in zip(made.names, operands, strict=True):
+            if name in self._known - self.sheet.claimed and isinstance(each, np.ndarray):
+                raise Unsupported("a tensor that is trained, and no layer has it as a weight here", name)
+        return outputs
 
     def _size(self, op: str, x: Val, attributes: Mapping[str, Any]) -> np.ndarray:
         """What Shape and Size give of a value."""
@@ -332,7 +385,10 @@ class _Walk:
             raise Unsupported("its weights are no constant with a number for each class")
         ignore = attributes.get("ignore_index")
         self.loss = SoftmaxCrossEntropy(weight=None if weight is None else tuple(np.asarray(weight, float).tolist()), ignore_index=ignore)
-        if isinstance(logits.value.layer, Softmax):
+        behind = logits.value
+        while isinstance(behind.layer, MOVES):
+            behind = behind.reads[0]
+        if isinstance(behind.layer, Softmax):
             # The file takes the softmax of these probabilities, and a model whose last layer is a Softmax would not.
             logits = self.sheet.alike(Scale(), logits)
         # Scores of a vector, or of pixels: (C,) or (C, H, W), whatever axes the file has.

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.files.quote import quoted
 from nbcnn.onnx.errors import Unsupported
 from nbcnn.onnx.values import Dims, Sheet, Val
 
@@ -68,7 +67,7 @@ class Node:
             return default
         made = self.operands[at]
         if isinstance(made, Val):
-            raise Unsupported(f"its operand {quoted(self.names[at])} is computed, and must be a constant")
+            raise Unsupported(f"its operand {at + 1} is computed, and must be a constant", self.names[at])
         return made
 
     def floats(self, at: int, default: Any = None) -> Any:
@@ -78,9 +77,9 @@ class Node:
             return None
         array = np.asarray(made)
         if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-            raise Unsupported(f"its operand {quoted(self.names[at])} is of {array.dtype}, and must be of floats")
+            raise Unsupported(f"its operand {at + 1} is of {array.dtype}, and must be of floats", self.names[at])
         if not np.isfinite(array.astype(np.float64)).all():
-            raise Unsupported(f"its operand {quoted(self.names[at])} holds NaN or Inf")
+            raise Unsupported(f"its operand {at + 1} holds NaN or Inf", self.names[at])
         return array.astype(np.float32)
 
     def number(self, at: int, default: Any = None) -> Any:
@@ -89,7 +88,7 @@ class Node:
         if made is None:
             return default
         if np.asarray(made).size != 1:
-            raise Unsupported(f"its operand {quoted(self.names[at])} has {np.asarray(made).size} elements, and must have one")
+            raise Unsupported(f"its operand {at + 1} has {np.asarray(made).size} elements, and must have one", self.names[at])
         return np.asarray(made).reshape(-1)[0].item()
 
     def whole(self, at: int, attribute: str = "", default: Any = None) -> list[int] | None:
@@ -97,7 +96,7 @@ class Node:
         if self.has(at):
             made = np.asarray(self.constant(at))
             if made.dtype.kind not in "iu":
-                raise Unsupported(f"its operand {quoted(self.names[at])} is of {made.dtype}, and must be of whole numbers")
+                raise Unsupported(f"its operand {at + 1} is of {made.dtype}, and must be of whole numbers", self.names[at])
             return [int(each) for each in made.reshape(-1)]
         found = self.attributes.get(attribute, default)
         return None if found is None else [int(each) for each in (found if isinstance(found, Sequence) else [found])]

@@ -122,6 +122,7 @@ def _grouped_times(node: Node, x: Val, other: np.ndarray, names: dict[str, str])
     if numel(other.shape[:-2]) < groups:
         # Copies of a trained matrix, a group for each, would be trained apart.
         node.sheet.constant(names)
+        names = {}
     weight = np.broadcast_to(np.swapaxes(other, -1, -2), (*lead, n, k)).reshape(groups * n, k, 1, 1)
     columns = node.sheet.permuted(x.seen((groups, m, k)), (0, 2, 1))
     y = node.sheet.call(Conv2d(groups * n, 1, groups=groups, bias=False), node.sheet.shaped(columns, (groups * k, m, 1)), {"weight": weight}, names)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.files.quote import quoted
 from nbcnn.nn.activations import Power, Scale
 from nbcnn.nn.graphs import Graph, Value
 from nbcnn.nn.joins import Add, Concat, Mul, Reshape
@@ -95,17 +94,20 @@ class Sheet:
     apart   those that several nodes read, each with other arrays beside it: each of these is a layer of its own, so that it stays one weight.
     claimed the arrays that layers have as parameters, since it was cleared.
     made_of the arrays that the file computes of trained ones, with one of these: no layer has them as parameters.
-    exact   whatever is not frozen is trained; a file of ONNX does not say so of single numbers, which are constants then.
+    numbers the single numbers and divisors that are trained, by name; None: whatever is not frozen is. A file of another program does not say so, and
+            these are constants then.
+    lost    arrays that became constants and may be trained, by name: a file that does not say so is warned of.
     """
 
     frozen: Container[str] = ()
     apart: Container[str] = ()
     made_of: Mapping[str, str] = field(default_factory=dict)
-    exact: bool = False
+    numbers: Container[str] | None = ()
     placed: list[Placed] = field(default_factory=list)
     node: str = ""
     number: int = 0
     claimed: set[str] = field(default_factory=set)
+    lost: dict[str, None] = field(default_factory=dict)
     _shared: dict[Any, Placed] = field(default_factory=dict)
     _owners: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
@@ -127,14 +129,11 @@ class Sheet:
             shared: Value = known.layer(x)
             return shared
         for key, name in called.items():
-            if not key.startswith(STATE) and name in self.made_of:
-                raise Unsupported(
-                    f"{quoted(name)} is computed of {quoted(self.made_of[name])}, which is trained, and training would not reach it: "
-                    "fold the constants of the file first, to train what is computed of them"
-                )
+            if not key.startswith(STATE):
+                self._check_source(name)
             if not key.startswith(STATE) and name not in self.frozen and self._owners.setdefault(name, (layer, key))[0] is not layer:
                 other = type(self._owners[name][0]).__name__
-                raise Unsupported(f"{quoted(name)} is trained as the weight of a {other} already, which another layer cannot share")
+                raise Unsupported(f"a tensor that is trained as the weight of a {other} already, which another layer cannot share", name)
         made: Value = layer(x)
         placed = Placed(layer, self.node, self.number, held, called)
         if mark is not None:
@@ -152,10 +151,27 @@ class Sheet:
         """Whether one of the arrays must be a layer of its own (`apart`)."""
         return len(names) > 1 and any(name in self.apart for name in names.values())
 
+    def trains(self, name: str, number: bool) -> bool:
+        """Whether an array is trained; `number`: it is a single number, or a divisor."""
+        return bool(name) and name not in self.frozen and (not number or self.numbers is None or name in self.numbers)
+
     def constant(self, names: Mapping[str, str]) -> None:
-        """Raise Unsupported for an array that is trained, where a layer would train copies of it, or nothing."""
-        if self.exact and (found := [name for name in names.values() if name and name not in self.frozen]):
-            raise Unsupported(f"{quoted(found[0])} is trained, and what is made of it here is no layer's weight")
+        """Note arrays that become constants. Raises Unsupported for one that is trained, where a layer would train copies of it, or nothing."""
+        for name in filter(None, names.values()):
+            self._check_source(name)
+            if self.trains(name, number=True):
+                raise Unsupported("a tensor that is trained, and what is made of it here is no layer's weight", name)
+            if name not in self.frozen:
+                self.lost[name] = None
+
+    def _check_source(self, name: str) -> None:
+        """Raise Unsupported for an array that is computed of a trained one."""
+        if name in self.made_of:
+            raise Unsupported(
+                "a weight that is computed of one that is trained, and training would not reach that: fold the constants of the file first, to train "
+                "what is computed of them",
+                self.made_of[name],
+            )
 
     # -- what is made of them
 
@@ -294,6 +310,10 @@ class Sheet:
                 return Val(self.call(Mul(), [x.value, factor.value]), x.dims)
         return self.joined(Mul(), [a, b])
 
+    def filled(self, x: Val, array: np.ndarray, name: str) -> Val:
+        """A trained array beside every example, in the shape that it and `x` have together: 0·x + array."""
+        return self.affine(self.scaled(x, 0.0), None, array, {"bias": name})
+
     def scaled(self, x: Val, factor: float = 1.0, shift: float = 0.0) -> Val:
         """factor·x + shift."""
         before = x.value.layer
@@ -310,19 +330,21 @@ class Sheet:
         """weight·x + bias, with arrays that have the axes of one example, or fewer; `names` of those that the file has, "weight" and "bias".
 
         Constants of one element are a Scale. Others are a depthwise convolution of 1×1, which has a weight and a bias for each channel. The axes of
-        what is trained are put in front, so that each of its elements is one channel; the channels of what is not are the elements of the axes
-        along which the constants vary, and of those before them.
+        what is trained are put in front, so that each of its elements is one channel, and all elements are one channel of a single number; the
+        channels of what is not are the elements of the axes along which the constants vary, and of those before them.
         """
         arrays = {key: np.asarray(each, np.float64) for key, each in (("weight", weight), ("bias", bias)) if each is not None}
         names = {key: name for key, name in (names or {}).items() if name and key in arrays}
         if any(not np.isfinite(each).all() for each in arrays.values()):
             raise Unsupported("a constant that is no finite number")
         dims = broadcast([x.dims, *(each.shape for each in arrays.values())])
-        if self.exact and (single := [names[key] for key in names if arrays[key].size == 1 and names[key] not in self.frozen]):
-            raise Unsupported(f"{quoted(single[0])} is one trained number for all channels; layers have one for each channel")
         if all(each.size == 1 for each in arrays.values()):
-            factor, shift = (float(arrays[key].reshape(())) if key in arrays else default for key, default in (("weight", 1.0), ("bias", 0.0)))
-            return self.scaled(self.expanded(x, dims), factor, shift)
+            single = {key: name for key, name in names.items() if not self.trains(name, number=True)}
+            self.constant(single)
+            names = {key: name for key, name in names.items() if key not in single}
+            if not names:
+                factor, shift = (float(arrays[key].reshape(())) if key in arrays else default for key, default in (("weight", 1.0), ("bias", 0.0)))
+                return self.scaled(self.expanded(x, dims), factor, shift)
         x = self.expanded(x, dims)
         whole = {key: each.reshape((1,) * (len(dims) - each.ndim) + each.shape) for key, each in arrays.items()}
         axes = {key: [axis for axis in range(len(dims)) if each.shape[axis] > 1] for key, each in whole.items()}
@@ -337,7 +359,7 @@ class Sheet:
             moved = {key: each.transpose(order) for key, each in whole.items()}
             y = self.affine(self.permuted(x, order), moved.get("weight"), moved.get("bias"), names)
             return self.permuted(y, [order.index(axis) for axis in range(len(dims))])
-        front = dims[: vary[-1] + 1]
+        front = dims[: vary[-1] + 1] if vary else ()
         channels, inner = numel(front), numel(dims[len(front) :])
         spread = {key: np.broadcast_to(each.reshape(each.shape[: len(front)]), front).reshape(channels) for key, each in whole.items()}
         layer = Conv2d(channels, 1, groups=channels, bias="bias" in spread)

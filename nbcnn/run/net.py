@@ -128,7 +128,7 @@ class Net:
     @property
     def ended(self) -> list[bool]:
         """For each output whether it comes out of the activation that its loss has itself, so that it is a probability (`nbcnn.nn.ends`)."""
-        return ended(wired(self.layers)) if self.has_loss else [False] * len(self.output_shapes)
+        return ended(wired(self.layers), self._inputs()) if self.has_loss else [False] * len(self.output_shapes)
 
     @property
     def needs_values(self) -> bool:
@@ -225,7 +225,7 @@ class Net:
         """
         if not self.has_loss:
             raise UsageError("this net has no loss: the last entry of its layers must be one (MSE, SoftmaxCrossEntropy)")
-        fused = fuse_nodes(before_ends(wired(self.layers)), self.fusing_ops)
+        fused = fuse_nodes(before_ends(wired(self.layers), self._inputs()), self.fusing_ops)
         *body, last = fused.nodes
         loss = last.layer
         ys, backward = self._trace(tape, Wired(tuple(body), last.reads, fused.inputs), x)

@@ -75,7 +75,7 @@ class Call:
         results: Any = OPS[name].make(node)
         lost = [each.name for each in operands if isinstance(each, Held) and each.trained and each.name not in self.sheet.claimed]
         if lost:
-            raise Refused(f"{lost[0]} is trained, and no layer has it as a weight here")
+            raise Refused("a tensor that is trained, and no layer has it as a weight here", lost[0])
         return list(results)
 
     def mode(self, given: Any) -> str:

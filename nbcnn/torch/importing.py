@@ -256,7 +256,7 @@ class _Reading:
         self._shapes, self._constants, self._batch = shapes.made, shapes.constants, len(examples[0])
         frozen = {held.name for held in traced.tensors.values() if not held.trained}
         self._frozen = frozen
-        self.sheet = Sheet(frozen=frozen, apart=apart(self._reads()), exact=True)
+        self.sheet = Sheet(frozen=frozen, apart=apart(self._reads()), numbers=None)
         self._inputs = [Input(natural(tuple(each.shape[1:]))) for each in examples]
         self._env: dict[fx.Node, Any] = {
             node: Val(value, tuple(each.shape[1:])) for node, value, each in zip(taken, self._inputs, examples, strict=True)
@@ -346,9 +346,12 @@ class _Reading:
             made = self._made(node, module, handler, shape, args, kwargs)
         except (Refused, UsageError, ValueError, TypeError) as error:
             if batch is not None or isinstance(error, _Unknown | BothComputed):
-                self._problems.append((place, what, "" if isinstance(error, _Unknown) else str(error)))
+                where = error.beside(place) if isinstance(error, Refused) else place
+                self._problems.append((where, what, "" if isinstance(error, _Unknown) else str(error)))
             self._left.add(node)
-            return _stand_in(shape)
+            made = self._constants.get(node)
+            # What reads a constant is read on, with the constant as the example has it.
+            return Held(node.name, made.detach(), False) if isinstance(made, Tensor) else _stand_in(shape)
         if self._left.intersection(node.all_input_nodes):
             self._left.add(node)
         return made
@@ -386,7 +389,7 @@ class _Reading:
             each = waiting.pop()
             held = self._env.get(each)
             if isinstance(held, Held) and held.trained:
-                raise Refused(f"it computes with {held.name}, which is trained, before a layer takes it")
+                raise Refused("it computes with a tensor that is trained, before a layer takes it", held.name)
             if each not in seen:
                 seen.add(each)
                 waiting += each.all_input_nodes
@@ -406,6 +409,9 @@ class _Reading:
 
 class _Unknown(Refused):
     """There is no handler."""
+
+    def __init__(self) -> None:
+        super().__init__("")
 
 
 def _handler(module: nn.Module | None, what: str) -> Any:

@@ -9,8 +9,8 @@ gradients are; if two SGD steps change both alike, running statistics included; 
 back of that, is the same again. It is refused if an error says in words why. Everything else is wrong: another number, another trained parameter, an
 error of another class.
 
-A file of PyTorch records neither what training draws (dropouts, the slopes of RReLU) nor `detach`, nor which numbers are trained: single numbers and
-divisors are constants to from_onnx. Behind a file a module is compared without that (`recorded`), and only small modules whose weights are trained.
+A file of PyTorch records neither what training draws (dropouts, the slopes of RReLU) nor `detach`, nor what is trained: behind a file a module is
+compared without that (`recorded`), only small modules whose weights are trained, and from_onnx is told which numbers and divisors are (`numbers`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "pytorch")]  # what the tests share, as pytest has it
 
 import numpy as np  # noqa: E402
+import onnx  # noqa: E402
 import torch  # noqa: E402
 from doors import assert_the_same_gradients, gradients_here, gradients_there, matched  # noqa: E402
 from networks import assert_as_exact  # noqa: E402
@@ -54,7 +56,7 @@ LR, DEEP_LR = 0.05, 1e-3
 class Placed(nn.Module):
     """A small module behind a layer that trains, so that the gradient of its input counts, used as `way` says."""
 
-    def __init__(self, part, shape, way):
+    def __init__(self, part, shape, way, seed):
         super().__init__()
         features = shape[1]
         kinds = {2: nn.Linear, 3: nn.Conv1d, 4: nn.Conv2d}
@@ -66,7 +68,7 @@ class Placed(nn.Module):
                 home, _, last = name.rpartition(".")
                 setattr(self.other.get_submodule(home), last, each)
                 break
-        random = torch.Generator().manual_seed(11)
+        random = torch.Generator().manual_seed(11 + seed)
         for each in self.parameters():
             # No two numbers alike, so that a parameter is known by them.
             each.data = each.data + 0.2 * torch.randn(each.shape, generator=random)
@@ -87,6 +89,8 @@ class Placed(nn.Module):
         return self.part(self.first(x))
 
 
+EXPORTERS = ("script", "export", "optimized")
+"""PyTorch's: of TorchScript, and of torch.export, whose file is simplified or not."""
 WAYS = ("whole", "frozen", "reused", "tied", "detached")
 
 
@@ -203,25 +207,30 @@ def through_module(module, x, lr=LR):
 
 
 def recorded(module):
-    """A module as a file of it has it: nothing is drawn, and numbers that are constants to from_onnx are not trained."""
+    """A module as a file of it has it: nothing is drawn."""
     module = copy.deepcopy(module)
     for each in module.modules():
         if isinstance(each, nn.modules.dropout._DropoutNd):
             each.p = 0.0
         elif isinstance(each, nn.RReLU):
             each.lower = each.upper = (each.lower + each.upper) / 2
-        elif isinstance(each, Weighted) and each.name in CONSTANTS:
-            each.p0.requires_grad_(False)
     return module
 
 
+def numbers(content, module):
+    """The initialisers that are the trained numbers and divisors of a module, by what the module calls them."""
+    parts = [(home, part) for home, part in module.named_modules() if isinstance(part, Weighted) and part.name in CONSTANTS]
+    held = {f"{home}.{name}" for home, part in parts for name, _ in part.named_parameters()}
+    return [each.name for each in onnx.load_from_string(content).graph.initializer if each.name in held]
+
+
 CONSTANTS = ("one factor", "divisor")
-"""The small modules whose only tensor is a constant to from_onnx."""
+"""The small modules whose only tensor is a constant to from_onnx unless it is told."""
 
 
 def through_file(content, module, x, folded=False, training=True):
     module = recorded(module)
-    model = nbcnn.onnx.from_onnx(content, loss="mse", mode="cpu")
+    model = nbcnn.onnx.from_onnx(content, numbers=numbers(content, module), loss="mse", mode="cpu")
     arrays = x.numpy().reshape(len(x), *model.net.input_shape)
     with torch.no_grad():
         wanted = module(x)
@@ -259,7 +268,7 @@ class NotExported(Exception):
     """PyTorch makes no file of the module."""
 
 
-def small_cases(doors=("from_module", "script", "export", "optimized"), ways=WAYS, only="") -> Iterator[Case]:
+def small_cases(doors=("from_module", *EXPORTERS), ways=WAYS, only="", seed=0) -> Iterator[Case]:
     """The small modules, each way in each door."""
     for name, part, shape in small():
         if only not in name:
@@ -269,30 +278,31 @@ def small_cases(doors=("from_module", "script", "export", "optimized"), ways=WAY
                 continue
             if way in ("reused", "detached") and getattr(part, "inplace", False):
                 continue  # PyTorch itself has no gradient of a value that was written over
-            x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(1 + seed))
             if "from_module" in doors:
-                yield Case(name, "from_module", way, lambda part=part, shape=shape, way=way, x=x: through_module(Placed(part, shape, way), x))
+                yield Case(name, "from_module", way, lambda part=part, shape=shape, way=way, x=x: through_module(Placed(part, shape, way, seed), x))
             if way in ("frozen", "detached") or name == "function detached":
                 continue  # no file says so
             exporters = [each for each in doors if each != "from_module"]
             if not exporters:
                 continue
-            module = Placed(part, shape, way).eval()
+            module = Placed(part, shape, way, seed).eval()
             for exporter, content in files_of(module, x, exporters):
+                yield Case(name, exporter, way, partial(through_exported, content, module, x, exporter))
 
-                def run(content=content, module=module, x=x, exporter=exporter):
-                    if content[:1] != b"\x08":
-                        raise NotExported(content.decode(errors="replace"))
-                    try:
-                        runtime = InferenceSession(content, providers=["CPUExecutionProvider"])
-                    except Exception as error:  # onnxruntime's errors have no class in common
-                        raise NotExported(f"onnxruntime does not take the file: {error}") from None
-                    (found,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
-                    if np.abs(found - module(x).detach().numpy()).max() > 1e-3:
-                        raise NotExported("the file computes something else in onnxruntime, too")
-                    through_file(content, module, x, exporter == "optimized")
 
-                yield Case(name, exporter, way, run)
+def through_exported(content, module, x, exporter, training=True):
+    """A file of PyTorch's exporter, which onnxruntime takes for the module, too."""
+    if content[:1] != b"\x08":
+        raise NotExported(content.decode(errors="replace"))
+    try:
+        runtime = InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no class in common
+        raise NotExported(f"onnxruntime does not take the file: {error}") from None
+    (found,) = runtime.run(None, {runtime.get_inputs()[0].name: x.numpy()})
+    if np.abs(found - module(x).detach().numpy()).max() > 1e-3:
+        raise NotExported("the file computes something else in onnxruntime, too")
+    through_file(content, module, x, exporter == "optimized", training)
 
 
 def files_of(module, x, exporters):
@@ -314,14 +324,14 @@ SMALLER = {
 """Small forms of the networks that have a size."""
 
 
-def ready(name):
+def ready(name, seed=0):
     """A ready network, built, with weights and statistics that are not those of the beginning."""
     shape = SIZES.get(name, (3, 16, 16) if "unet" in name else (3, 32, 32))
     layers = SMALLER[name]() if name in SMALLER else models.MODELS[name](*shape)
     has_loss = hasattr(list(layers)[-1], "needs_labels")
     model = nbcnn.Model(layers, None if has_loss else "mse", mode="cpu", input_shape=shape, seed=3)
     model.learn(Form(shape, scale=(0.0, 1.0)))
-    random = np.random.default_rng(5)
+    random = np.random.default_rng(5 + seed)
     values = model.net.params.as_dict()
     model.net.params.load_dict({key: (each + random.uniform(0.02, 0.1, each.shape)).astype(np.float32) for key, each in values.items()})
     names = model.net.params.layout.names
@@ -330,14 +340,22 @@ def ready(name):
     return model
 
 
-def through_ready(name, door):
-    model = ready(name)
-    x = torch.rand(2, *model.net.input_shape, generator=torch.Generator().manual_seed(2))
+def through_ready(name, door, seed=0):
+    model = ready(name, seed)
+    x = torch.rand(2, *model.net.input_shape, generator=torch.Generator().manual_seed(2 + seed))
     module = nbcnn.torch.to_module(model)
     near(model.predict(x.numpy()), module, x)
     assert_gradients(model, module, x)
     if door == "from_module":
         through_module(module, x, DEEP_LR)
+        return
+    # Nodes of an EvoNormB0 compute with its running variance, in training, too.
+    training = not any(isinstance(each, nbcnn.EvoNormB0) for each in model.layers)
+    if door in EXPORTERS:
+        for each in module.parameters():
+            each.requires_grad_(True)
+        ((_, content),) = files_of(module.eval(), x, [door])
+        through_exported(content, module, x, door, training)
         return
     file = nbcnn.onnx.to_onnx(model)
     if door == "by its notes":
@@ -350,16 +368,15 @@ def through_ready(name, door):
     del file.metadata_props[:]
     for each in module.parameters():
         each.requires_grad_(True)
-    # Nodes of an EvoNormB0 compute with its running variance, in training, too.
-    through_file(file.SerializeToString(), module, x, training=not any(isinstance(each, nbcnn.EvoNormB0) for each in model.layers))
+    through_file(file.SerializeToString(), module, x, training=training)
 
 
-def ready_cases(only="") -> Iterator[Case]:
+def ready_cases(doors=("from_module", *EXPORTERS), only="", seed=0) -> Iterator[Case]:
     """The ready networks in each door."""
     for name in dict.fromkeys([*models.MODELS, *SMALLER]):
-        for door in ("from_module", "by its notes", "by its nodes"):
+        for door in (*doors, "by its notes", "by its nodes"):
             if only in f"network {name}":
-                yield Case(f"network {name}", door, "whole", lambda name=name, door=door: through_ready(name, door))
+                yield Case(f"network {name}", door, "whole", partial(through_ready, name, door, seed))
 
 
 def main() -> int:
@@ -367,13 +384,15 @@ def main() -> int:
         prog="python -m tests.campaigns.doors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="networks whose name has this in it")
-    parser.add_argument("--doors", default="from_module,script,export,optimized")
+    parser.add_argument("--doors", default=",".join(("from_module", *EXPORTERS)))
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
     parser.add_argument("--refused", action="store_true", help="say why each that is refused is")
     given = parser.parse_args()
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     started, tried = time.perf_counter(), set[str]()
-    for case in itertools.chain(ready_cases(given.only), small_cases(given.doors.split(","), given.ways.split(","), given.only)):
+    doors, ways = given.doors.split(","), given.ways.split(",")
+    for case in itertools.chain(ready_cases(doors, given.only, given.seed), small_cases(doors, ways, given.only, given.seed)):
         what, why = outcome(case)
         counts[case.door][what] += 1
         tried.add(case.name)

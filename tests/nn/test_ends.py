@@ -38,6 +38,32 @@ def test_training_is_that_of_the_logits_and_outputs_are_probabilities(loss, end,
         np.testing.assert_array_equal(ended.predict_proba(X), ended.predict(X))
 
 
+@pytest.mark.parametrize(
+    ("ends", "classes"),
+    [
+        ([nbcnn.Reshape((3, 1, 1)), nbcnn.Softmax(), nbcnn.Flatten()], True),
+        ([nbcnn.Softmax(), nbcnn.Reshape((3, 1, 1)), nbcnn.Reshape((3,))], True),
+        ([nbcnn.Reshape((1, 3, 1)), nbcnn.Softmax(), nbcnn.Flatten()], False),
+    ],
+)
+def test_moves_between_the_activation_and_the_loss_stay(ends, classes):
+    """Unless they make other classes: of one class a softmax is 1, and 3 classes are made of 3 pixels."""
+    made, bare = [nbcnn.Model([nbcnn.Linear(3), *each], "cross_entropy", mode="cpu").build((5,)) for each in (ends, [])]
+    assert made.net.ended == [classes]
+    y = np.arange(12) % 3
+    histories = [each.fit(X, y, epochs=2, batch_size=4, verbose=0).history["loss"] for each in (made, bare)]
+    assert (histories[0] == histories[1]) == classes
+    if classes:
+        np.testing.assert_array_equal(made.predict_proba(X).reshape(12, 3), made.predict(X).reshape(12, 3))
+
+
+def test_a_sigmoid_behind_which_elements_move_is_an_end():
+    y = (np.arange(36).reshape(12, 3) % 2).astype(np.float32)
+    models = [nbcnn.Model([nbcnn.Linear(3), *ends, nbcnn.Reshape((1, 3, 1))], "bce", mode="cpu").build((5,)) for ends in ([nbcnn.Sigmoid()], [])]
+    histories = [each.fit(X, y.reshape(12, 1, 3, 1), epochs=2, batch_size=4, verbose=0).history["loss"] for each in models]
+    assert histories[0] == histories[1]
+
+
 def test_an_activation_that_another_part_reads_stays():
     x = nbcnn.Input((5,))
     p = nbcnn.Softmax()(nbcnn.Linear(3)(x))

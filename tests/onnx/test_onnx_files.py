@@ -189,7 +189,7 @@ def test_sparse_initialisers_are_refused():
 
 
 def test_nan_in_weights_is_refused():
-    refused(conv(np.full((4, 3, 3, 3), np.nan, np.float32)), "'w' holds NaN or Inf")
+    refused(conv(np.full((4, 3, 3, 3), np.nan, np.float32)), "with 'w': its operand 2 holds NaN or Inf")
 
 
 # -- tensors outside of the file

@@ -423,6 +423,15 @@ def test_the_products_of_attention_are_named_at_once_and_behind_what_is_refused(
     ]
 
 
+def test_what_cannot_be_taken_is_named_behind_what_is_refused():
+    """Shapes that onnx infers stand for the values of nodes that are not taken, so the transposition of examples behind them is named, too."""
+    nodes = [node("Sin", "x", "s", name="sine"), node("Relu", "s", "r"), node("Transpose", "r", "t", perm=[1, 0, 2, 3], name="turn")]
+    nodes += [node("Conv", "r w", "c"), node("ReduceMax", "c", "y", name="over all", keepdims=1)]
+    with pytest.raises(UnsupportedNodes) as caught:
+        from_onnx(file(nodes, {"w": np.ones((2, 4, 1, 1), np.float32)}, outputs=("y", "t")), mode="cpu")
+    assert [each.split(":")[0] for each in caught.value.reasons] == ["Sin 'sine'", "Transpose 'turn'", "ReduceMax 'over all'"]
+
+
 def test_exp_is_right_as_far_as_float32_goes():
     x = np.linspace(-85, 88.5, 1001, dtype=np.float32)[:, None]
     model = from_onnx(file([node("Exp", "x", "y")], {}, (("x", 1),)), mode="cpu")

@@ -11,6 +11,7 @@ pytest.importorskip("onnx.checker", reason="the package onnx is not installed (t
 from onnx import TensorProto, helper, numpy_helper
 
 import nbcnn
+import nbcnn.onnx
 from nbcnn.onnx import UnsupportedNodes, from_onnx
 
 RNG = np.random.default_rng(7)
@@ -72,7 +73,7 @@ def test_a_weight_that_two_nodes_read_beside_different_biases_stays_one(kind):
 
 def test_a_weight_that_no_layer_can_share_is_refused():
     nodes = [node("Conv", "x w", "p"), node("ConvTranspose", "p w", "y")]
-    with pytest.raises(UnsupportedNodes, match="'w' is trained as the weight of a Conv2d already"):
+    with pytest.raises(UnsupportedNodes, match="with 'w': a tensor that is trained as the weight of a Conv2d already"):
         from_onnx(file(nodes, {"w": random(4, 4, 1, 1)}), mode="cpu")
 
 
@@ -101,7 +102,7 @@ def test_a_weight_that_is_read_in_another_order_twice_stays_one(way):
 
 def test_a_weight_and_its_transpose_are_refused():
     nodes = [node("MatMul", "x w", "p"), node("Transpose", "w", "v", perm=[1, 0]), node("MatMul", "p v", "y")]
-    with pytest.raises(UnsupportedNodes, match="'w' is trained as the weight of a Linear already"):
+    with pytest.raises(UnsupportedNodes, match="with 'w': a tensor that is trained as the weight of a Linear already"):
         from_onnx(file(nodes, {"w": random(8, 8)}, shape=("n", 8)), mode="cpu")
 
 
@@ -112,7 +113,7 @@ def test_a_weight_and_its_transpose_are_refused():
 def test_a_parameter_that_is_computed_of_a_trained_array_is_refused(nodes):
     """As a weight 2·w would take other steps than w, and one that is frozen none."""
     tensors = {"w": random(4, 4, 1, 1), "two": np.float32(2), "zero": np.array([0]), "four": np.array([4])}
-    with pytest.raises(UnsupportedNodes, match=r"computed of 'w', which is trained.*fold the constants"):
+    with pytest.raises(UnsupportedNodes, match=r"with 'w': a weight that is computed of one that is trained.*fold the constants"):
         from_onnx(file([*nodes, node("Conv", "x v", "y")], tensors), mode="cpu")
 
 
@@ -133,6 +134,78 @@ def test_one_number_beside_all_columns_of_a_gemm_is_a_constant():
     nodes = [node("Flatten", "x", "f"), node("Gemm", "f w b", "y")]
     model = from_onnx(file(nodes, {"w": random(192, 3), "b": random(1)}), mode="cpu")
     assert model.net.params.count == 576
+
+
+NUMBERS = {
+    "a factor": (lambda x, w: x * w, [node("Mul", "x w", "y")], (1,)),
+    "a sum": (lambda x, w: w - x, [node("Sub", "w x", "y")], ()),
+    "a divisor": (lambda x, w: x / w, [node("Div", "x w", "y")], (4, 1, 1)),
+    "a largest": (lambda x, w: np.maximum(x, w), [node("Max", "x w", "y")], (1,)),
+    "a choice": (lambda x, w: np.where(np.arange(6) < 3, x, w), [node("Where", "m x w", "y")], (1,)),
+}
+"""What a file does with x and numbers w: in NumPy, as nodes, and the shape of w."""
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_that_may_be_trained_are_warned_of_and_trained_if_asked_for(kind):
+    function, nodes, shape = NUMBERS[kind]
+    w = (0.3 + np.abs(random(*shape))).astype(np.float32)
+    content = file(nodes, {"w": w, "m": np.arange(6) < 3}) if kind == "a choice" else file(nodes, {"w": w})
+    with pytest.warns(UserWarning, match=r"the bytes: 'w': constants here, .*numbers=\['w', …\]"):
+        left = from_onnx(content, loss="mse", mode="cpu")
+    assert left.net.params.count == 0 or all(not factor.lr for factor in left._factors.values())
+    model = from_onnx(content, numbers=["w"], loss="mse", mode="cpu")
+    np.testing.assert_allclose(model.predict(X), function(X.astype(np.float64), w), rtol=4 * 2**-24, atol=4 * 2**-24)
+    name, value = trained_one(model)
+    assert value.size == w.size
+    step = 2.0**-20 * np.ones(w.shape)
+    low, high = (np.square(function(X.astype(np.float64), w + sign * step)).mean((0, 2, 3)) for sign in (-1, 1))
+    slope = ((high - low) / 2**-19 / 4).reshape(4, 1)
+    slope = slope.sum() if w.size == 1 else slope[:, 0]
+    before = value.copy()
+    model.fit(X, X * 0, epochs=1, batch_size=3, optimizer=nbcnn.SGD(lr=0.5, momentum=0.0), verbose=0)
+    moved = (before - model.weights()[name]).ravel() / 0.5
+    # Differences over 2⁻¹⁹ are right to 2⁻³⁴ of a value of size 10; the steps are float32, of weights of size 1.
+    np.testing.assert_allclose(np.sign(before.ravel()[0] * w.ravel()[0]) * moved, slope, rtol=1e-4, atol=4 * 2**-24)
+
+
+def trained_one(model):
+    """The one parameter that is trained, by name."""
+    (found,) = [name for name in model.weights() if name not in model.frozen() and "running" not in name]
+    return found, model.weights()[found]
+
+
+def test_what_exporters_number_is_not_warned_of(recwarn):
+    from_onnx(file([node("Mul", "x val_3", "y")], {"val_3": np.float32(0.5)}), mode="cpu")
+    assert not [each for each in recwarn if each.category is UserWarning]
+
+
+@pytest.mark.parametrize("numbers", [["v"], "w", ["x"]])
+def test_numbers_that_the_file_does_not_have_are_refused(numbers):
+    with pytest.raises(nbcnn.UsageError, match="no initialiser of the file"):
+        from_onnx(file([node("Mul", "x w", "y")], {"w": np.float32(2)}), numbers=numbers, mode="cpu")
+
+
+def test_a_number_that_is_computed_of_a_trained_one_is_refused():
+    content = file([node("Exp", "w", "v"), node("Mul", "x v", "y")], {"w": random(1)})
+    from_onnx(content, mode="cpu")
+    with pytest.raises(UnsupportedNodes, match="with 'w': a weight that is computed of one that is trained"):
+        from_onnx(content, numbers=["w"], mode="cpu")
+
+
+def test_a_changed_file_of_ours_trains_single_numbers_as_its_network_did():
+    """EvoNorm of one channel is nodes with single numbers; renamed, the node is no longer the noted network's."""
+    model = nbcnn.Model([nbcnn.Conv2d(1, 3), nbcnn.EvoNormB0()], "mse", mode="cpu", seed=2).build((4, 8, 6))
+    model.freeze("evonorm1.beta")
+    made = nbcnn.onnx.to_onnx(model)
+    made.graph.node[0].doc_string = "changed"
+    again = from_onnx(made.SerializeToString(), mode="cpu")
+    assert not any(isinstance(each, nbcnn.EvoNormB0) for each in again.layers)
+    kept = {name: each for name, each in model.weights().items() if name not in model.frozen() and not name.endswith("running")}
+    found = {name: each for name, each in again.weights().items() if name not in again.frozen() and "running" not in name}
+    assert sorted(each.size for each in found.values()) == sorted(each.size for each in kept.values())
+    for each in kept.values():
+        assert any(np.array_equal(each.ravel(), other.ravel()) for other in found.values())
 
 
 def test_what_the_file_does_not_have_is_not_trained():
@@ -184,3 +257,13 @@ def test_a_softmax_at_the_end_is_the_cross_entropys_own():
         each.fit(X, labels, epochs=3, shuffle=False, verbose=0)
     for one, other in zip(model.weights().values(), bare.weights().values(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_softmax_that_a_file_takes_the_softmax_of_stays_behind_a_reshape():
+    nodes = [node("Conv", "x w", "z"), node("Softmax", "z", "p", axis=1), node("Reshape", "p s", "q"), node("SoftmaxCrossEntropyLoss", "q t", "loss")]
+    w, labels = random(3, 4, 1, 1), RNG.integers(0, 3, (3, 1, 48))
+    model = from_onnx(file(nodes, {"w": w, "s": np.array([0, 3, 1, 48])}, ("loss",), labels=("t",)), mode="cpu")
+    z = np.einsum("kc,nchw->nkhw", w[:, :, 0, 0].astype(np.float64), X).reshape(3, 3, 48)
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    wanted = np.mean(np.log(np.exp(p).sum(1)) - np.take_along_axis(p, labels, 1)[:, 0])
+    assert abs(model.evaluate(X, labels)["loss"] - wanted) < 1e-6

@@ -70,7 +70,14 @@ def scale(m):
     m.register_buffer("fixed", torch.rand(4, 1, 1))
 
 
+def single(m):
+    m.alpha, m.beta = nn.Parameter(torch.tensor([1.3])), nn.Parameter(torch.tensor(0.4))
+
+
 KEPT = {
+    "one trained number": (lambda m, x: torch.maximum(m.a(x) * m.alpha, m.beta), single),
+    "a number that two parts share": (lambda m, x: m.a(x) * m.alpha + torch.tanh(x * m.alpha), single),
+    "trained divisors": (lambda m, x: m.a(x) / m.gamma + x[:, :, :1] / m.beta, scale),
     "a factor that is detached": (lambda m, x: m.a(x) * m.b(x).detach(), None),
     "a value of which one use is detached": (lambda m, x: (y := m.a(x)) * y.detach() + m.b(x), None),
     "a part without gradients": (without_gradients, None),
@@ -122,10 +129,6 @@ def depth(m, x):
     return m.a(x) if m.training else m.b(x)
 
 
-def single(m):
-    m.alpha = nn.Parameter(torch.ones(1))
-
-
 def normed(m):
     torch.nn.utils.parametrizations.weight_norm(m.a)
 
@@ -135,7 +138,7 @@ def hooked(m):
 
 
 REFUSED = {
-    "a weight of two kinds of layer": (conv_both_ways, None, "'a.weight' is trained as the weight of a Conv2d already"),
+    "a weight of two kinds of layer": (conv_both_ways, None, "with 'a.weight'.*trained as the weight of a Conv2d already"),
     "statistics of the batch in predictions": (
         lambda m, x: F.batch_norm(m.a(x), m.n.running_mean, m.n.running_var, training=True),
         None,
@@ -144,13 +147,11 @@ REFUSED = {
     "a dropout in predictions": (lambda m, x: F.dropout(m.a(x)), None, "dropout.*in predictions"),
     "a dropout of channels": (lambda m, x: F.dropout2d(m.a(x), 0.3, m.training), None, "dropout2d.*single elements"),
     "another training": (depth, None, "computes something else in training than in evaluation"),
-    "one trained number": (lambda m, x: m.a(x) * m.alpha, single, "alpha' is one trained number"),
-    "a trained divisor": (lambda m, x: m.a(x) / m.gamma, scale, "gamma' is trained"),
     "a weight that is computed": (lambda m, x: m.a(x), normed, "weight is computed of other tensors"),
-    "a trained weight that is changed": (lambda m, x: F.conv2d(x, m.a.weight * 2), None, "computes with a.weight, which is trained"),
-    "a trained weight that is detached": (lambda m, x: m.a(x) * m.gamma.detach(), scale, "computes with gamma, which is trained"),
+    "a trained weight that is changed": (lambda m, x: F.conv2d(x, m.a.weight * 2), None, "with 'a.weight'.*computes with a tensor that is trained"),
+    "a trained weight that is detached": (lambda m, x: m.a(x) * m.gamma.detach(), scale, "with 'gamma'.*computes with a tensor that is trained"),
     "a hook": (lambda m, x: m.a(x), hooked, "it has hooks"),
-    "a norm that shares its weight with others": (lambda m, x: m.n(x) + F.prelu(x, m.n.weight), None, "n.weight' is trained as the weight of a"),
+    "a norm that shares its weight with others": (lambda m, x: m.n(x) + F.prelu(x, m.n.weight), None, "n.weight'.*trained as the weight of a"),
 }
 
 
