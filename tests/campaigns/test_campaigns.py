@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from compiled import full
 
-from campaigns import CAMPAIGNS, broken_kernels, mutants, store
+from campaigns import CAMPAIGNS, broken_kernels, memory, mutants, store
 from campaigns.runner import run
 
 
@@ -27,6 +27,13 @@ def test_ten_minutes_of_attacks_lose_nothing(name):
 @pytest.mark.full
 def test_fifty_processes_use_one_store_of_kernels_for_ten_seconds(tmp_path):
     store.together(50, 10, seed=10_000, folder=tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", memory.KINDS)
+def test_a_file_of_each_kind_takes_a_gigabyte_at_most(name, tmp_path):
+    """Ten minutes of all campaigns reach a few of the kinds."""
+    memory.one(name, 10_000, tmp_path)
 
 
 def lost(name, seeds, folder, seconds=float("inf")):

@@ -139,13 +139,14 @@ def test_a_call_where_fit_reads_its_batches_is_refused_instead_of_waiting_for_ev
 
 
 @pytest.mark.parametrize("kind", [ConvClassifier, ConvAutoencoder])
-def test_an_estimator_in_eight_threads(kind):
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.full)])
+def test_an_estimator_in_eight_threads(kind, count):
     x = images(40).astype(np.float32) / 255
     made = kind(image_shape=(3, 12, 12), epochs=1, mode="cpu")
     made.fit(x, np.arange(40) % 4)
     call = made.predict_proba if kind is ConvClassifier else made.transform
     answers = [call(x[row : row + 1]) for row in range(40)]
-    assert wrong([lambda row: call(x[row : row + 1])], answers, 200) == 0
+    assert wrong([lambda row: call(x[row : row + 1])], answers, count) == 0
 
 
 def test_a_model_keeps_its_lock_out_of_pickles():
