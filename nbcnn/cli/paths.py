@@ -1,7 +1,7 @@
 """This module declares which arguments of a command are paths, and refuses outputs that would replace what the command reads or a run has kept.
 
 The converter of a path argument says what the path is for; `Parser.parse_args` hands the parsed ones to `complaint`, so every command is checked.
-Only the standard library is imported, so that `--help` answers at once.
+Only what the standard library suffices for is imported, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from nbcnn.files.quote import note
 
 RUN, FEATURES, CLASSIFIER, PIPELINE = "config.json", "features.json", "classify.json", "pipeline.json"
 KEPT = {
@@ -67,6 +69,8 @@ class PathArgument:
             raise argparse.ArgumentTypeError(
                 f"{os.fsencode(text)!r} is no UTF-8, and is written into files that are: rename it, or name a link to it"
             )
+        for part in self.parts(text):
+            note(part)
         return self.kind(text)
 
     def paths(self, value: Any) -> Iterator[Path]:

@@ -29,6 +29,7 @@ from nbcnn.datasets import masks as mask_files
 from nbcnn.datasets.dataset import DataError, DataMissing, Dataset, DataTooLarge, Log, Masks
 from nbcnn.datasets.image_files import SUFFIXES, Header, guarded
 from nbcnn.datasets.own import TEST_SHARE, Own
+from nbcnn.files.quote import note
 from nbcnn.gpu import memory
 
 TESTS = ("test", "val", "validation")
@@ -213,6 +214,8 @@ def _images(folder: Path, deep: bool) -> tuple[list[Path], list[Path]]:
     """The images in `folder`, and below it if `deep`, and the other files; hidden ones are neither."""
     paths = []
     for where, folders, names in os.walk(folder, onerror=_raise):
+        for name in (where, *folders, *names):
+            note(name)
         folders[:] = sorted(name for name in folders if deep and not name.startswith("."))
         paths += [Path(where, name) for name in sorted(names) if not name.startswith(".") and name not in ("Thumbs.db", "desktop.ini")]
     return [path for path in paths if path.suffix.lower() in SUFFIXES], [path for path in paths if path.suffix.lower() not in SUFFIXES]

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+from os import PathLike, fspath
 from typing import Any
 
 QUOTED, BRIEF = 60, 200
 """Characters of a value, and of another program's words, at most."""
+_broken: dict[str, str] = {}
+"""Names of files and folders with line breaks that this process has met, as messages have them, and escaped."""
 
 
 def quoted(value: Any) -> str:
@@ -79,14 +82,29 @@ def words(error: BaseException) -> str:
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
-    """`text` with all characters that cannot be printed, but for those `kept`, as Python escapes them.
+    """`text` with all characters that cannot be printed, but for those `kept`, as Python escapes them; so are line breaks in names (`note`).
 
     >>> printable("a\\x1b[31mb\\n")
     'a\\\\x1b[31mb\\n'
     """
     if text.isprintable():
         return text
+    for name, escaped in _broken.items():
+        text = text.replace(name, escaped)
     return "".join(each if each.isprintable() or each in kept else each.encode("unicode_escape").decode() for each in text)
+
+
+def note(path: str | PathLike[str]) -> None:
+    """Have messages that name a file or folder of `path` do so in one line: an unzipped name may be a line break and a message of its own.
+
+    >>> note("photos/a\\nb.png")
+    >>> printable("photos/a\\nb.png is no image\\n  look at it")
+    'photos/a\\\\nb.png is no image\\n  look at it'
+    """
+    text = fspath(path)
+    if "\n" in text:
+        # Not of a name that is nothing but a line break, which every message has.
+        _broken.update((name, name.replace("\n", "\\n")) for name in text.split("/") if "\n" in name and name.strip())
 
 
 def _cut(text: str, most: int) -> str:

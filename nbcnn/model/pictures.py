@@ -10,6 +10,7 @@ import numpy as np
 from nbcnn.datasets import image_files
 from nbcnn.datasets.image_files import SUFFIXES
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import note
 
 
 def files_in(paths: Sequence[Path | str]) -> list[Path]:
@@ -24,6 +25,8 @@ def files_in(paths: Sequence[Path | str]) -> list[Path]:
             raise UsageError(f"{path} is no regular file" if path.exists() else f"there is no file or folder {path}")
     if not found:
         raise UsageError(f"no image in {', '.join(map(str, paths))}: files end with {', '.join(sorted(SUFFIXES))}")
+    for path in found:
+        note(path)
     return found
 
 

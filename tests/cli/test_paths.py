@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import ALL, outputs, parser_of, spelt, words
-from scripts import exits, message, train
+from scripts import TINY, exits, message, train
 
 from nbcnn.classify import processing
 from nbcnn.cli import export, paths, predict, report
@@ -143,6 +143,27 @@ def test_commands_refuse_before_anything_is_read_or_written(copied, tmp_path, ca
     assert "--out" in message(capsys, 2, exits(train, ["--config", tmp_path / "run.toml"]))
     (tmp_path / "run.toml").unlink()
     assert contents(tmp_path) == before
+
+
+def test_a_name_with_a_line_break_stays_in_its_line(copied, tmp_path, capsys):
+    """A file from an archive could say what nbcnn does not; the names of folders above it and of outputs are their users' own."""
+    photos = tmp_path / "two\nlines"
+    (photos / "class\nb").mkdir(parents=True)
+    for name in ("x\nnbcnn: error: a lie.png", "y.png"):
+        (photos / "class\nb" / name).write_bytes(b"none")
+    (photos / "\n").mkdir()
+    run = tmp_path / "run\n1"
+    copied.rename(run)
+    escaped = r"two\nlines/class\nb/x\nnbcnn: error: a lie.png"
+    for main, line, code, said in (
+        (predict.main, [run, photos, "--mode", "cpu"], 3, f"{escaped}: it is no image"),
+        (train, [*TINY, "--dataset", f"folder:{photos}?size=8"], 3, f"{escaped}: it is no image"),
+        (train, [*TINY, "--out", run], 2, r"run\n1 is there already; choose a new folder"),
+        (report.main, [run / "none"], 3, r"run\n1/none is neither a run folder"),
+    ):
+        text = message(capsys, code, exits(main, line))
+        assert said in text
+        assert not any(each.startswith("nbcnn: error: a lie") for each in text.splitlines())
 
 
 NUMBERS = ("2", "2,2", "2,2,2", "2x2", "2x2x2", "2x2x2x2", "0:2,3:2", "x=2,2,2", "shift:2", "crop:2", "cw2", "relu@2")
