@@ -139,7 +139,7 @@ def _tensorcore(precision: str) -> Row:
             general[Op("upconv", "fprop")], pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]
         ),
     }
-    # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
+    # In fp32 three channels are the CUDA cores' business: 27 products per pixel are too few to pay for splitting operands.
     few = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     thin_parts = [(name, statistics.of_engine(part) if Op("conv", "fprop") in part else part) for name, part in few]
     common = COMMON | DWCONV["best"] | {Op("unpool"): unpool.IMPL, Op("gemm"): gemm.SIMPLE}

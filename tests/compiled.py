@@ -20,7 +20,7 @@ def on_every_arch(test):
 
 
 def assert_lean(launch, arch, registers=64):
-    """No stack frame (registers were spilled, or an array indexed at run time), and at most `registers` a thread.
+    """No stack frame (registers were spilled, or an array indexed at run time), and at most `registers` per thread.
 
     64 leave 1,024 threads on a multiprocessor, enough loads in flight to fill the memory system; 32 leave all 2,048.
     """

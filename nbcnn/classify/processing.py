@@ -246,7 +246,7 @@ class Host:
     def covariance(self, mean: np.ndarray) -> np.ndarray:
         sums = np.zeros((self.maps[0], self.maps[0]))
         for which in self._parts():
-            # One product of (C, n·P) instead of one a sample: 50,000 small ones take five times as long.
+            # One product of (C, n·P) instead of one per sample: 50,000 small ones take five times as long.
             wide = self._centred(which, mean).transpose(1, 0, 2).reshape(self.maps[0], -1).astype(np.float64)
             sums += wide @ wide.T
         return sums / max(1, self.count * self._positions)

@@ -1,4 +1,4 @@
-"""Kernel ridge regression, the least-squares support vector machine: (K + λI) β = Y, with Y = ±1, one column a class.
+"""Kernel ridge regression, the least-squares support vector machine: (K + λI) β = Y, with Y = ±1, one column per class.
 
 A sample is of the class whose Σ β·k is largest. Where a GPU is, the matrix is factorised there, in place, by this package's own products: a
 blocked Cholesky, right-looking. A block of the diagonal goes to the host (LAPACK, float64), comes back as its inverse, the panel

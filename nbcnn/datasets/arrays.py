@@ -331,8 +331,8 @@ def labels(
 
     values  integers, booleans, or floats that are whole numbers, (M) or (M, 1); or one-hot rows (M, K), K > 1, of zeros and a single one.
             Of pixels (M, H, W), (M, 1, H, W), or (M, H, W, 1); or one-hot (M, K, H, W), or (M, H, W, K).
-    count   how many there must be: one an image.
-    plane   (H, W) where every pixel has a class, which are then uint8 if there are 256 classes or fewer; () for one class an image.
+    count   how many there must be: one per image.
+    plane   (H, W) where every pixel has a class, which are then uint8 if there are 256 classes or fewer; () for one class per image.
     ignore  a number that labels may have besides, for what the loss ignores.
 
     Raises UsageError for what is none of this: soft labels, values with a fraction, text, numbers out of range, another count, another size, and
@@ -341,7 +341,7 @@ def labels(
     >>> labels([[0, 1, 0], [1, 0, 0]])
     array([1, 0], dtype=int32)
     """
-    of_each = f"one class a pixel is (M, {plane[0]}, {plane[1]})" if plane else "one class an image is (M,)"
+    of_each = f"one class per pixel is (M, {plane[0]}, {plane[1]})" if plane else "one class per image is (M,)"
     if values is None:
         raise UsageError(f"there are no {name}, and the loss needs them: {of_each}")
     refuse_masked(values, name)
@@ -411,7 +411,7 @@ def targets(values: Any, count: int, shape: tuple[int, ...], *, channels_last: b
     """`values` as what a network with outputs of `shape` is to predict: vectors float32 (M, F), or images uint8 or float32 (M, C, H, W).
 
     values         vectors: numbers, taken as they are, (M, F); where F is 1 also (M). Images: as `images`, so a byte of 255 stands for 1.
-    count          how many there must be: one an example.
+    count          how many there must be: one per example.
 
     Raises UsageError for another shape or count, for NaN and Inf, for what is no number.
 

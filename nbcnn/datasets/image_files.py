@@ -181,7 +181,7 @@ def guarded(work: Callable[..., Any], path: Path, **options: Any) -> Any:
 
 
 def _eight_bits(image: Any) -> Any:
-    """An image of 16 bits a pixel as one of 8."""
+    """An image of 16 bits per pixel as one of 8."""
     from PIL import Image
 
     values = np.asarray(image)

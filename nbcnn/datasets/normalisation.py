@@ -24,7 +24,7 @@ _BLOCK = 1 << 24
 class Normalisation:
     """What a network sees is (value − mean) / deviation, by channel; a value is a byte divided by 255, or a float as it is.
 
-    mean, deviation  one float a channel, in multiples of 255 where the images are bytes. `of(images)` takes those of images (M, C, H, W), uint8 or
+    mean, deviation  one float per channel, in multiples of 255 where the images are bytes. `of(images)` takes those of images (M, C, H, W), uint8 or
                      float32.
     Raises UsageError unless there are as many means as deviations, all finite and the deviations positive.
 

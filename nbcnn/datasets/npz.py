@@ -151,9 +151,9 @@ def _check_form(path: Path, name: str, each: Found) -> None:
             raise DataError(f"{what}: images are bytes (uint8) or floats, (M, C, H, W), (M, H, W, C), or grey (M, H, W)")
     elif name.endswith("labels"):
         if not 1 <= len(shape) <= 2 or shape[1:] > (MOST_CLASSES,) or (kind == "U" and width > 4 * _LONGEST_NAME):
-            raise DataError(f"{what}: one class an image is (M,), or one-hot (M, K) of at most {MOST_CLASSES:,} classes")
+            raise DataError(f"{what}: one class per image is (M,), or one-hot (M, K) of at most {MOST_CLASSES:,} classes")
     elif kind not in "biuf" or not 3 <= len(shape) <= 5:
-        raise DataError(f"{what}: one class a pixel is (M, H, W)")
+        raise DataError(f"{what}: one class per pixel is (M, H, W)")
 
 
 def _check_memory(path: Path, wanted: list[tuple[Found, np.ndarray | None]]) -> None:

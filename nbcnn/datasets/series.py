@@ -102,7 +102,7 @@ class SeriesDataset:
         return zlib.crc32(self.starts["train"].tobytes(), zlib.crc32(np.ascontiguousarray(self.rows).data))
 
     def cut(self, limit: int | None) -> SeriesDataset:
-        """At most `limit` windows a part."""
+        """At most `limit` windows per part."""
         return self if limit is None else replace(self, starts={part: starts[:limit].copy() for part, starts in self.starts.items()})
 
 

@@ -182,7 +182,7 @@ def _projection(net: Net, name: str, layer: Conv2d, p: Samples) -> None:
 
 
 def _patches(net: Net, at: int, images: np.ndarray, window: tuple[int, int], count: int, seed: int) -> np.ndarray:
-    """Patches of the input of layer `at` of `net`, drawn at random, float32 (n, C·R·S): at most `count` and PER_IMAGE an image."""
+    """Patches of the input of layer `at` of `net`, drawn at random, float32 (n, C·R·S): at most `count` and PER_IMAGE per image."""
     chosen, count, random = _drawing(at, images, count, seed)
     return drawn_of_all(_inputs(net, at, chosen), len(chosen), window, count, random)
 

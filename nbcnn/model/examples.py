@@ -115,7 +115,7 @@ def targets_of(net: Net, y: Any, x: Any, count: int, channels_last: bool | None,
         return _targets_of_several(net, y, count, channels_last, name)
     if net.takes_classes:
         if net.plane == (1, 1):
-            raise UsageError(f"the network's output is {net.output_shape}, one class a pixel of an image of 1×1: put Flatten() behind it")
+            raise UsageError(f"the network's output is {net.output_shape}, one class per pixel of an image of 1×1: put Flatten() behind it")
         return arrays.labels(y, count, net.output_shape[0], name or "labels", net.plane, net.ignored)
     if net.layers[-1].needs_labels:
         raise UsageError(f"the loss {type(net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd")

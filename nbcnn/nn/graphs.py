@@ -272,7 +272,7 @@ class Graph(Sequence[Any]):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             raise TypeError("a part of a graph's layers is no network: `body` is the graph without its loss, `cut` what leads to a layer")
-        # Without a tuple of all of them: whoever looks at the last layer once a layer would take time that grows with their square.
+        # Without a tuple of all of them: whoever looks at the last layer once per layer would take time that grows with their square.
         if self.loss is not None and at in (-1, len(self.layers)):
             return self.loss
         return self.layers[at + 1 if at < 0 and self.loss is not None else at]

@@ -289,7 +289,7 @@ class Losses(NoParams):
         shapes = [y.shape[1:] for y in ys]
         if self.needs_labels:
             if any(len(shape) != 1 for shape in shapes):
-                raise ShapeError(f"{scope}: of several outputs each must be one vector of logits an example, got {shapes}")
+                raise ShapeError(f"{scope}: of several outputs each must be one vector of logits per example, got {shapes}")
             n, k = ys[0].shape[0], len(ys)
             columns = [tape.temp(f"{scope}.labels{at}", (n, 1), "int32") for at in range(1, k + 1)]
             tape.emit(Op("concat", "dgrad"), [target.reshaped((n, k))], columns, scope)

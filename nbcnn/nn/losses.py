@@ -223,12 +223,12 @@ class Huber(PairLoss):
 class BCEWithLogits(PairLoss):
     """The mean of the binary cross-entropy of sigmoid(y) with targets in 0..1, in nats (as torch.nn.BCEWithLogitsLoss). `loss="bce"` means it.
 
-    Every output is a probability of its own: for several labels an example, or pixels in 0..1. The output is a logit, whose sigmoid is the
+    Every output is a probability of its own: for several labels per example, or pixels in 0..1. The output is a logit, whose sigmoid is the
     probability; of a network that ends in a Sigmoid the loss takes what comes before it, and `predict` gives probabilities.
 
     Shapes: y and target of any shape, the same for both, float32 → a float64 scalar. Raises ShapeError if they differ, when the network is built.
 
-    Example, two labels an example:
+    Example, two labels per example:
         >>> import numpy as np, nbcnn
         >>> model = nbcnn.Model([nbcnn.Linear(2)], "bce", mode="cpu")
         >>> history = model.fit(np.zeros((4, 3), np.uint8), [[0, 1], [1, 1], [0, 0], [1, 0]], verbose=0)

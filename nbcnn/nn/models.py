@@ -166,7 +166,7 @@ def resnet18(channels: int = 3, height: int = 32, width: int = 32, *, classes: i
     Shapes: (N, channels, height, width) → logits (N, classes), float32; the stages have filters, 2·, 4· and 8·filters channels, the last three halve
     height and width, and the mean of every channel, 8·filters features, goes into the classifier. A block is
     relu(shortcut(x) + bn(conv(relu(bn(conv(x)))))); where it halves the image its shortcut is a 1×1 convolution of stride 2 with its BatchNorm2d
-    (option B). With the defaults: 11,173,962 parameters, 0.56·10⁹ multiplications an image. Raises UsageError for numbers below 1.
+    (option B). With the defaults: 11,173,962 parameters, 0.56·10⁹ multiplications per image. Raises UsageError for numbers below 1.
 
     Source: K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, with the first layer that is usual on
     CIFAR-10 (github.com/kuangliu/pytorch-cifar), where that of ImageNet would leave 8×8 pixels.
@@ -200,7 +200,7 @@ def mobilenet(channels: int = 3, height: int = 32, width: int = 32, *, classes: 
     Shapes: (N, channels, height, width) → logits (N, classes), float32. A block is relu6(bn(pointwise(relu6(bn(depthwise 3×3(x)))))); four of them
     halve height and width, so images of 32×32 end as 2×2 pixels, and the mean of every channel goes into the classifier. `multiplier` scales the
     numbers of channels, 32 behind the first convolution to 1,024, and rounds them to at least 1. With the defaults: 3,217,226 parameters, 0.05·10⁹
-    multiplications an image, a twelfth of `resnet18`'s. Raises UsageError for numbers below 1 and for a multiplier that is not positive.
+    multiplications per image, a twelfth of `resnet18`'s. Raises UsageError for numbers below 1 and for a multiplier that is not positive.
 
     Source: A. G. Howard et al., "MobileNets", arXiv:1704.04861, whose first layer has stride 2; ReLU6 as in its published code.
 

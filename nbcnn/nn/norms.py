@@ -3,7 +3,7 @@
 BatchNorm2d, GroupNorm, InstanceNorm2d and LayerNorm have PyTorch's names and conventions: weight = 1 and bias = 0 at first.
 
 EvoNormB0 and EvoNormS0 (H. Liu, A. Brock, K. Simonyan, Q. V. Le, arXiv:2004.02967) normalise and activate, so no activation follows. They have
-three parameters a channel, γ = 1, β = 0, v = 1 at first.
+three parameters per channel, γ = 1, β = 0, v = 1 at first.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class EvoNormB0(_EvoNorm):
 
 
 def several_values(tape: Tape, x: Buf, scope: str) -> None:
-    """Raise ShapeError where statistics of a training step would be of one value a channel: a variance of it is 0, and its gradient nothing."""
+    """Raise ShapeError where statistics of a training step would be of one value per channel: a variance of it is 0, and its gradient nothing."""
     n, _, h, w = x.shape
     if tape.training and tape.sync is None and n * h * w == 1:
         raise ShapeError(

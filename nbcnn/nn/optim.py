@@ -134,7 +134,7 @@ class StepDecay(Schedule):
     def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
         """gamma to the number of decays so far."""
         past = at / (self.every * steps_per_epoch)
-        # A quotient that is whole but for its rounding is whole: 11 steps of 10 an epoch are every=1.1 of them.
+        # A quotient that is whole but for its rounding is whole: 11 steps of 10 per epoch are every=1.1 of them.
         whole = np.round(past)
         return float(self.gamma) ** np.where(np.abs(past - whole) <= 4 * np.finfo(np.float64).eps * whole, whole, np.floor(past))
 

@@ -227,7 +227,7 @@ class StateSpaceConv1d(Layer):
 
     Shapes: (N, C, L) → (N, C, L), float32; L in time steps. `channels` None is the input's.
 
-    `states` complex states a channel stand for twice as many. Learnt are each channel's step dt, every state's decay and frequency
+    `states` complex states per channel stand for twice as many. Learnt are each channel's step dt, every state's decay and frequency
     (A) and weight (C), and d. init: "s4d-lin" starts with the frequencies π·s and the decay ½ (Gu et al., 2022); "repo" with
     frequency 1 and decays exp(N(0, 1)) everywhere, as the published code does. dt is 0.001 to 0.1, uniform in its logarithm. Raises UsageError for
     sizes below 1 or another init, and ShapeError for what is no series, when the network is built.

@@ -239,7 +239,7 @@ def _convert_doors(steps: Sequence[Step], layout: str, store: str) -> list[Step]
         return buf.home == "io" and buf.dtype == "float32" and other
 
     def convert(source: Buf, target: Buf, layouts: tuple[str, str], scope: str) -> Step:
-        # Only images have two layouts: vectors and series are one row of channels an example.
+        # Only images have two layouts: vectors and series are one row of channels per example.
         shape = source.shape if len(source.shape) == 4 else (source.shape[0], numel(source.shape[1:]), 1, 1)
         attrs = dict(zip(("source", "target"), layouts, strict=True))
         return Step(Op("convert"), (source.reshaped(shape),), (target.reshaped(shape),), attrs, scope)

@@ -1,8 +1,8 @@
 """This module finds packed copies of filters that are mere transpositions, and cuts the copying into tiles (`nbcnn.ops.update.pack_weights`).
 
 An implementation says with an index map where every element of its packed copy comes from (`Impl.pack`). Most maps move a filter bank
-(K, C, taps) as a whole: tap t of channel c of filter k goes to k·along_k + c·along_c + slots[t]. Such a copy needs no map of four bytes an element in
-memory; a `Placement` says it, and a table of tiles, of which each is the work of a block.
+(K, C, taps) as a whole: tap t of channel c of filter k goes to k·along_k + c·along_c + slots[t]. Such a copy needs no map of four bytes per element
+in memory; a `Placement` says it, and a table of tiles, of which each is the work of a block.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ COPY_THREADS = 256
 
 @cache
 def copy_kernel(groups: int) -> Any:
-    """y = x, `groups` groups of four floats a thread, all loaded before the first is stored; count is a multiple of a block's.
+    """y = x, `groups` groups of four floats per thread, all loaded before the first is stored; count is a multiple of a block's.
 
     grid    count / (4 · COPY_THREADS · groups)
     owns    thread: groups of four, 4 · COPY_THREADS elements apart
@@ -77,12 +77,12 @@ _MMA_SUMS = 4 * MMA_TILES
 
 @cache
 def mma_kernel(precision: str) -> Any:
-    """mma.sync on fragments in registers, eight independent sums a warp; what block 0 took goes to `watch`.
+    """mma.sync on fragments in registers, eight independent sums per warp; what block 0 took goes to `watch`.
 
     grid    any number of blocks of 8 warps
-    owns    warp: 16×8 sums, eight of them; 8 products (k16 in bf16, k8 in tf32) an iteration
+    owns    warp: 16×8 sums, eight of them; 8 products (k16 in bf16, k8 in tf32) per iteration
     watch   [cycles] of block 0, from when all of its warps begin to when all have their sums
-    moves   one float a thread at the end
+    moves   one float per thread at the end
     needs   compute capability 8.0
     """
     multiply, word = (mma_bf16, _two_bf16) if precision == "bf16" else (mma_tf32, _tf32)
@@ -126,11 +126,11 @@ _FILL = -(-_WORDS // WGMMA_THREADS)
 def wgmma_kernel(precision: str) -> Any:
     """wgmma m64n256 on tiles that stay in shared memory: two warpgroups read the same A and B; what block 0 took goes to `watch`.
 
-    grid    one block a multiprocessor (or a multiple), two warpgroups each
-    owns    warpgroup: 64 × 256 sums; WGMMA_STEPS products (k16 in bf16, k8 in tf32) an iteration
+    grid    one block per multiprocessor (or a multiple), two warpgroups each
+    owns    warpgroup: 64 × 256 sums; WGMMA_STEPS products (k16 in bf16, k8 in tf32) per iteration
     shared  41 KiB: A of 64 and B of 256 rows of 128 bytes
     watch   [cycles] of block 0, from when all of its warps begin to when all have their sums
-    moves   one float a thread at the end
+    moves   one float per thread at the end
     needs   compute capability 9.0 (not above)
     """
     multiply, word = (wgmma_bf16(WGMMA_N), _two_bf16) if precision == "bf16" else (wgmma_tf32(WGMMA_N), _tf32)

@@ -40,7 +40,7 @@ class Images:
     targets   classes int32 (M), or of pixels uint8 or int32 (M, H, W); or values, uint8 or float32 (M, *output): a byte of 255 is 1, floats are
               as they are. None: the target is the input.
     classes   the targets are classes.
-    streamed  0 if everything is resident, else how many images a chunk of a stream has (`nbcnn.run.streaming`). One class an image is resident
+    streamed  0 if everything is resident, else how many images a chunk of a stream has (`nbcnn.run.streaming`). One class per image is resident
               then too, all other targets are streamed beside their images.
     batches   where examples come from a callable, its batches (`streaming.Batches`); images and targets then have no memory behind them, and say
               their shapes and types.

@@ -1,4 +1,4 @@
-"""TrainingSession: a data set resident beside the weights, or streamed to them, and programs that train on it, one graph replay a step.
+"""TrainingSession: a data set resident beside the weights, or streamed to them, and programs that train on it, one graph replay per step.
 
 Everything is allocated before the first step. What changes between steps lives in one device StepState, so a captured
 graph stays valid; the host only counts positions to know when the smaller last batch is due.

@@ -150,7 +150,7 @@ def test_classes_of_pixels_in_every_form(masks):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda masks: masks[:, :5], r"labels are \(4, 5, 5\), one class a pixel is \(M, 6, 5\)"),
+        (lambda masks: masks[:, :5], r"labels are \(4, 5, 5\), one class per pixel is \(M, 6, 5\)"),
         (lambda masks: masks[:3], "there are 3 labels for 4 images"),
         (lambda masks: masks * 2, r"labels\[\d, \d, \d\] is \d, and the 3 classes are 0 to 2"),
         (lambda masks: np.eye(3)[masks] / 2, r"row \d, \d, \d is not one-hot"),

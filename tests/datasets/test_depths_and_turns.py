@@ -14,7 +14,7 @@ COLOURS = {0: 1, 2: 3, 4: 2, 6: 4}
 
 
 def deep_png(path, values, kind):
-    """A PNG of 16 bits a number, uint16 (H, W, numbers), written by the specification; Pillow writes grey alone."""
+    """A PNG of 16 bits per number, uint16 (H, W, numbers), written by the specification; Pillow writes grey alone."""
     height, width, _ = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
@@ -25,7 +25,7 @@ def deep_png(path, values, kind):
 
 
 def deep_tiff(path, values, order):
-    """An uncompressed TIFF of 16 bits a number, uint16 (H, W, 3 or 4), of one strip, in the byte order `<` or `>`."""
+    """An uncompressed TIFF of 16 bits per number, uint16 (H, W, 3 or 4), of one strip, in the byte order `<` or `>`."""
     height, width, count = values.shape
     entries = [(256, 3, 1, width), (257, 3, 1, height), (259, 3, 1, 1), (262, 3, 1, 2), (277, 3, 1, count), (278, 3, 1, height)]
     entries += [(279, 4, 1, values.nbytes), (339, 3, 1, 1), *([(338, 3, 1, 2)] if count == 4 else [])]
@@ -78,7 +78,7 @@ def test_what_is_transparent_stands_on_white_strip_by_strip(tmp_path):
 
 
 def grey_png(path, values, bits):
-    """A grey PNG of 1, 2, 4 or 8 bits a pixel, written by the specification; Pillow writes 8 alone."""
+    """A grey PNG of 1, 2, 4 or 8 bits per pixel, written by the specification; Pillow writes 8 alone."""
     height, width = values.shape
     rows = b"".join(
         b"\0" + np.packbits((values[:, :, None] >> np.arange(bits)[::-1] & 1).astype(np.uint8).reshape(height, -1)[row]).tobytes()

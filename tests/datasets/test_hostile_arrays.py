@@ -93,7 +93,7 @@ def content(array):
     [
         ("images", np.zeros((2, 3, 4, 5), complex), "images are bytes"),
         ("images", np.array([{"a": 1}], object), "Python objects"),
-        ("labels", np.zeros((4, 1 << 21), np.uint8), "one class an image"),
+        ("labels", np.zeros((4, 1 << 21), np.uint8), "one class per image"),
         ("labels", np.zeros(3, np.int64), r"3 labels for 4 images"),
         ("masks", np.zeros((3, 6, 6), np.uint8), r"3 masks for 4 images"),
         ("classes", np.array(["x" * 2000]), "names of at most"),

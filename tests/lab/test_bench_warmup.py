@@ -53,7 +53,7 @@ def test_the_answer_follows_from_the_figures():
     assert "took 6.00 times as long as one of 1000 warm ones" in words
     assert "345 MHz at the first launch and 1980 later, reached after 50 ms: up to 5.7 times as slow is the clock's doing" in words
     assert "other data makes it no slower" in words
-    assert "10 % reached DRAM during a single call, 20 % a call in 100 on the same operands, and 100 % a call on rotating ones" in words
+    assert "10 % reached DRAM during a single call, 20 % per call in 100 on the same operands, and 100 % per call on rotating ones" in words
     assert "took 1000.0 µs; its kernels by ncu 980.0 µs, +2.0 %" in words
     assert "the first call after a rest took 3.00 times as long" in words
     assert "until other data evicts it" in words

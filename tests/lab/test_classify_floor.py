@@ -13,7 +13,7 @@ from nbcnn.lab.measure import classify_floor
 
 
 def test_flops_are_those_of_the_blocks():
-    """Classes of 30, 20 and 10 samples, 5 test samples, 7 features: blocks of two classes whole, of one class half, then a product a pair."""
+    """Classes of 30, 20 and 10 samples, 5 test samples, 7 features: blocks of two classes whole, of one class half, then one product per pair."""
     sizes, test = [30, 20, 10], 5
     whole = 30 * 20 + 30 * 10 + 20 * 10 + test * 60
     half = (900 + 400 + 100) // 2

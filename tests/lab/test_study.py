@@ -17,7 +17,7 @@ H200 = dwconv.Ceiling(67e12, 4.3e12)
 
 
 def test_the_papers_size():
-    # 1,176 taps a row meet a causal series of 48, 1,728 one of padding "same"; x and y are 402.65 MB each.
+    # 1,176 taps per row meet a causal series of 48, 1,728 one of padding "same"; x and y are 402.65 MB each.
     rows = 16384 * 128
     assert dwconv.flops(dwconv.PAPER, "fprop", "causal") == 2 * 1176 * rows
     assert dwconv.flops(dwconv.PAPER, "bwd", "same") == 4 * 1728 * rows

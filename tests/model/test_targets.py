@@ -209,7 +209,7 @@ def test_a_callable_that_diverges_says_so():
         ("vectors", {"y": np.full((COUNT, 2), np.nan)}, "targets hold nan in number 0"),
         ("vectors", {"y": VECTORS[:5]}, "there are 5 targets for 11 examples"),
         ("image", {"y": X[:, :, :3]}, r"targets are \(11, 1, 3, 5\), and for this network they must be \(M, 1, 6, 5\)"),
-        ("pixels", {"y": CLASSES}, r"labels are \(11,\), one class a pixel is \(M, 6, 5\)"),
+        ("pixels", {"y": CLASSES}, r"labels are \(11,\), one class per pixel is \(M, 6, 5\)"),
         ("pixels", {"y": PIXELS + 1}, r"labels\[\d+, \d+, \d+\] is 3, and the 3 classes are 0 to 2"),
         ("pixels", {"augment": "crop:2"}, "they have no class: leave crop out"),
         ("pixels", {"augment": "crop:2:reflect"}, "the classes of their pixels stay: leave crop out"),

@@ -121,7 +121,7 @@ def test_a_model_is_evaluated_and_saved_by_the_average(tmp_path):
 
 
 def test_a_state_is_taken_up_bit_for_bit():
-    """Nesterov, two batches a step, an average, labels that are ignored: after each step, in a new session."""
+    """Nesterov, two batches per step, an average, labels that are ignored: after each step, in a new session."""
     options = {"accumulate": 2, "ema": 0.9, "loss": nbcnn.SoftmaxCrossEntropy(ignore_index=0, weight=(1, 2, 3), label_smoothing=0.1)}
     whole = session(**options)
     states = []

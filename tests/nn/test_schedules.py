@@ -20,7 +20,7 @@ def test_steps_fall_at_the_ends_of_epochs():
 
 
 def test_decays_come_at_the_step_that_fractions_say():
-    """every = 1.1 of 10 steps an epoch is 11 steps; 1.1 · 10 is a little more in float64. Against exact fractions of what is written."""
+    """every = 1.1 of 10 steps per epoch is 11 steps; 1.1 · 10 is a little more in float64. Against exact fractions of what is written."""
     for tenths in range(1, 60):
         for per_epoch in (1, 3, 7, 10, 20, 25, 30):
             rates = nbcnn.StepDecay(1.0, every=tenths / 10, gamma=0.5).rates(steps=70, steps_per_epoch=per_epoch)

@@ -195,7 +195,7 @@ def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator makes no tensor maps")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_every_op_of_a_row_is_planned(key):
-    """Bound to host memory as on the GPU that each implementation needs: tile, scratch, packed weights, a grid, and a count of bytes a launch."""
+    """Bound to host memory as on the GPU that each implementation needs: tile, scratch, packed weights, a grid, and a count of bytes per launch."""
     row, planned = MODES[key], {Op("convert")}  # which test_stored.py runs
     for op in row.ops:
         for part, impl in row.chain(op):

@@ -181,6 +181,6 @@ def test_flops_count_the_taps_that_meet_the_series():
     net = Net([DepthwiseConv1d(16, channels=3), DepthwiseConv1d(4, padding="same", channels=3), MSE()], SERIES, mode="cpu")
     steps = [step for step in net.record_gradients(2).steps if str(step.op).startswith("dwconv1d")]
     assert [conv_shape(step) for step in steps] == [None] * len(steps)
-    # Causal: 1 + 2 + … + 12 products a row of 12; same with four taps: offsets −2, −1, 0, 1.
+    # Causal: 1 + 2 + … + 12 products per row of 12; same with four taps: offsets −2, −1, 0, 1.
     causal, same = 2 * 6 * 78, 2 * 6 * (10 + 11 + 12 + 11)
     assert {step.scope: step_flops(step) for step in steps} == {"dwconv1": causal, "dwconv2": same}

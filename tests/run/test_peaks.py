@@ -54,7 +54,7 @@ class Played:
 
 @pytest.fixture
 def played(monkeypatch):
-    """A function (name, capability, multiprocessors, flops a cycle, attributes) -> the peaks of a GPU that is played."""
+    """A function (name, capability, multiprocessors, flops per cycle, attributes) -> the peaks of a GPU that is played."""
     monkeypatch.setattr(peaks, "SIMULATOR", False)
 
     def made(name, capability, multiprocessors, rate, mhz, memory_mhz, bits):

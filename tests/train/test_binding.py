@@ -36,7 +36,7 @@ EPOCHS = 2
 
 
 def made(folder, epochs=EPOCHS):
-    """A trainer of a small network, two training steps an epoch."""
+    """A trainer of a small network, two training steps per epoch."""
     images = np.random.default_rng(1).integers(0, 256, (4, 3, 6, 6), np.uint8)
     net = Net([Conv2d(4, 3, padding=1, in_channels=3), ReLU(), Conv2d(3, 3, padding=1, in_channels=4), MSE()], (3, 6, 6), mode="cpu")
     table = learning_rates("constant", 0.2, epochs * 2)

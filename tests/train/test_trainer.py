@@ -33,7 +33,7 @@ EPOCHS, IMAGES, BATCH, STEPS = 3, 22, 8, 3
 
 
 def make(tmp_path, name="run", optimizer=None, lr=0.2, layers=LAYERS, epochs=EPOCHS, **options):
-    """A trainer of a small autoencoder on 22 images: two batches of 8 and one of 6 an epoch."""
+    """A trainer of a small autoencoder on 22 images: two batches of 8 and one of 6 per epoch."""
     rng = np.random.default_rng(5)
     images = rng.integers(0, 256, (IMAGES, 3, 8, 8), np.uint8)
     net = Net(layers, (3, 8, 8), mode="cpu", seed=3)

@@ -1,6 +1,7 @@
 """A simulator of kernels that runs all threads of many blocks in step, as lanes of NumPy arrays; it needs neither a GPU nor Numba.
 
-A statement of a kernel is executed once, for all lanes: `x = a[i] + 1` is one gather and one addition of arrays that have an element a thread. Where
+A statement of a kernel is executed once, for all lanes: `x = a[i] + 1` is one gather and one addition of arrays that have one element per thread.
+Where
 threads part (`if`, loops of different length, `return`), a mask says which of them a statement is for. So a barrier has nothing to wait for, shuffles
 are gathers, and what a warp asks of memory in one instruction is there to be counted.
 

@@ -384,7 +384,7 @@ class Watch:
             distinct = np.bincount(np.unique(warp * 2**40 + first) // 2**40) * width
             line.least += int((-(-np.minimum(bytes_of_warp, distinct) // SECTOR)).sum())
             return
-        # 8 bytes a thread are served half a warp at a time, 16 bytes a quarter.
+        # 8 bytes per thread are served half a warp at a time, 16 bytes a quarter.
         parts = max(1, width // BANK)
         phase = warp * parts + now.block.lane_of_warp[lanes] // (WARP // min(parts, WARP))
         words = np.unique(np.concatenate([phase * 2**40 + (first + BANK * k) // BANK for k in range(max(1, width // BANK))]))

@@ -1,6 +1,7 @@
 """The lanes that are active, and how threads part and meet again.
 
-A *lane* is a thread of one of the blocks that run together; a *mask* is a bool array with an element a lane, or None when all lanes are active. `now`
+A *lane* is a thread of one of the blocks that run together; a *mask* is a bool array with one element per lane, or None when all lanes are active.
+`now`
 has the mask of the statement that is being executed. The code that `rewrite` makes calls the rest: `split` for an `if`, `over` and `Loop` for loops,
 `Returns` for a return that not all threads reach.
 """
@@ -43,7 +44,7 @@ def active() -> np.ndarray:
 
 
 def lane_array(value: Any) -> np.ndarray:
-    """`value` with an element a lane."""
+    """`value` with one element per lane."""
     return value if type(value) is np.ndarray else np.broadcast_to(np.asarray(value), (now.lanes,))
 
 

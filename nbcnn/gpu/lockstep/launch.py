@@ -32,7 +32,7 @@ def _extents(value: Any) -> tuple[int, int, int]:
 
 
 class Blocks:
-    """The blocks that run together: numbers of their threads, an element a lane, and their shared memory."""
+    """The blocks that run together: numbers of their threads, one element per lane, and their shared memory."""
 
     def __init__(self, launch: Launching, first: int, count: int) -> None:
         self.launch, self.first, self.count = launch, first, count

@@ -1,7 +1,7 @@
 """Arithmetic of lanes by the rules of `nbcnn.gpu.typing32`: 32 bits unless 64 are asked for.
 
-A value is an array with an element a lane, or one number that all lanes share: NumPy's, of a certain type, or Python's, a literal that takes the type
-of what it meets. NumPy 2 has the same rules but for a few pairs of types; an operator first does what NumPy does, and looks again only where the
+A value is an array with one element per lane, or one number that all lanes share: NumPy's, of a certain type, or Python's, a literal that takes the
+type of what it meets. NumPy 2 has the same rules but for a few pairs of types; an operator first does what NumPy does, and looks again only where the
 result's type may be another than the rules say.
 """
 

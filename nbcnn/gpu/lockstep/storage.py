@@ -1,6 +1,6 @@
 """Global, shared and local arrays as lanes see them, and addresses in the first two.
 
-An access takes an index that all lanes share or one a lane. It raises IndexError where an active lane's index is out of bounds, with the lane; what
+An access takes an index that all lanes share or one per lane. It raises IndexError where an active lane's index is out of bounds, with the lane; what
 inactive lanes have in their place is not looked at. Where several lanes write one element, the last one's value stays.
 """
 
@@ -322,7 +322,7 @@ class Local:
 
 
 class Pointer:
-    """A byte address: an array and a distance from its start, that all lanes share or one a lane."""
+    """A byte address: an array and a distance from its start, that all lanes share or one per lane."""
 
     __array_ufunc__ = None  # so that NumPy leaves sums to __radd__
     __slots__ = ("array", "offset")
@@ -346,7 +346,7 @@ class Pointer:
         return self + (-less.astype(np.int64) if type(less) is np.ndarray else -int(less))
 
     def _compare(self, other: Any, compare: Any) -> Any:
-        """Whether the addresses compare so, an element a lane where they differ between lanes; two in different arrays are never equal."""
+        """Whether the addresses compare so, one element per lane where they differ between lanes; two in different arrays are never equal."""
         if not isinstance(other, Pointer):
             return NotImplemented
         if other.array is not self.array and not self.array.is_same(other.array):

@@ -24,7 +24,7 @@ def fma_kernel() -> Any:
     grid    any number of blocks; 2,048 threads per multiprocessor hide all latency
     owns    thread: FMAS · turns multiply-adds
     watch   [cycles, nanoseconds] of block 0: the SM clock while it ran
-    moves   nothing but one float a thread at the end
+    moves   nothing but one float per thread at the end
     """
 
     @jit(launch_bounds=(FMA_THREADS, 8))

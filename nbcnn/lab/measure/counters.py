@@ -123,7 +123,7 @@ def cache_of(device: Any) -> int:
 def validate(session: Any) -> dict[str, Any]:
     """Count the session's training step beside the model, and time its steps by events beside ncu's durations. Raises ncu.NotCounted.
 
-    l2_bytes; kernels: a row a launch (`compare`); steps: scope, op, milliseconds by events in the running training step (`event_ms`) and
+    l2_bytes; kernels: one row per launch (`compare`); steps: scope, op, milliseconds by events in the running training step (`event_ms`) and
     each alone (`alone_ms`), and by ncu, which runs kernels one by one (`ncu_ms`).
     """
     net, program = session.net, session.program

@@ -61,8 +61,8 @@ def table_rows(choice: str, op: str, shape: str, say: Callable[[str], None]) -> 
 
 
 def table(rows: Sequence[dict[str, Any]], of: dict[str, float]) -> list[str]:
-    """The rows beside the bytes that the operands have, MB a call."""
-    lines = [f"{'calls':>6}{'operands':>10}{'DRAM read':>12}{'written':>10}{'written / model':>17}{'kernels µs':>12}   MB a call"]
+    """The rows beside the bytes that the operands have, MB per call."""
+    lines = [f"{'calls':>6}{'operands':>10}{'DRAM read':>12}{'written':>10}{'written / model':>17}{'kernels µs':>12}   MB per call"]
     for row in rows:
         n = row["iterations"]
         figures = f"{row['dram_read'] / n / 1e6:12.2f}{row['dram_written'] / n / 1e6:10.2f}{row['dram_written'] / n / of['written']:17.2f}"

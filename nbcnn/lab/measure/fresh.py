@@ -34,7 +34,7 @@ def study(choice: str, op: str, shape: str, sleep: float, say: Callable[[str], N
 
     phases_ms   milliseconds of each of `PHASES`
     compiled    kernels that the uncounted first process compiled, compiling_ms in so long
-    calls_ms    the host's milliseconds of calls 1, 2, … `CALLS`, each waited for; gpu_ms between their events; burst_ms a call of many in a row
+    calls_ms    the host's milliseconds of calls 1, 2, … `CALLS`, each waited for; gpu_ms between their events; burst_ms per call of many in a row
     sm_mhz      the SM clock before the first call and behind the last
     """
     runs = []

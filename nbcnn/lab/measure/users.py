@@ -241,7 +241,7 @@ USERS = (
     ),
     User("autoencoder --recipe features", "ready-made, on whitened images, spoiled in every way", _features),
     *(User(name, "ready-made, fitted by k-means", partial(_dictionary, name), trained=False) for name in FITTED),
-    User("Conv2d (depthwise)", "layer, one channel a group", _behind_conv(Conv2d(16, 3, padding=1, groups=16)), SMALL),
+    User("Conv2d (depthwise)", "layer, one channel per group", _behind_conv(Conv2d(16, 3, padding=1, groups=16)), SMALL),
     User("Conv2d (depthwise, batch 4,096)", "layer, images that are streamed", _behind_conv(Conv2d(16, 3, padding=1, groups=16)), SMALL, (4096,)),
     User("Conv2d (groups)", "layer, several channels per group, and groups with strides that differ", _behind_conv(*_GROUPED), SMALL),
     User("ConvTranspose2d", "layer, doubles height and width", _behind_conv(ConvTranspose2d(8, 2, stride=2)), SMALL),

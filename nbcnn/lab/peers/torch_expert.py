@@ -3,7 +3,7 @@
 The algebra is that of our fused plan (`nbcnn.nn.fuse`), the backward pass is written by hand, Inductor compiles the whole step, and it is replayed as
 one CUDA graph. Images are NHWC.
 
-    conv1    products of gathered patches, four pixels a row, pooled in the same Triton kernel (`triton_first_layer`); without Triton by matmul
+    conv1    products of gathered patches, four pixels per row, pooled in the same Triton kernel (`triton_first_layer`); without Triton by matmul
     conv2,3  cuDNN; the data gradient by itself, or as a convolution with flipped filters
     conv4    the doubled image is never made: a transposed 4×4 convolution of stride 2 makes 16 products per pixel where 36 are written
     conv5    the same, as one product 256 → 48 columns and sums of shifted slices; the error is taken where the columns lie

@@ -88,7 +88,7 @@ def startup() -> str:
 
 
 def chart(path: Path) -> None:
-    """Images a second of every mode at batch 256, PyTorch's compiled step among them, as an SVG file at `path`."""
+    """Images per second of every mode at batch 256, PyTorch's compiled step among them, as an SVG file at `path`."""
     rungs = section(GPU, f"ladder-{BATCH}")[0]
     bars = [(_name(row), row["images_per_second"]) for row in rungs]
     peers = {}

@@ -24,7 +24,7 @@ def scaling() -> str:
 
 def _measured(rows: Sequence[Row], environment: dict[str, Any]) -> str:
     most = max(row["ranks"] for row in rows)
-    brackets = "in brackets PyTorch's own efficiency, and how many times as many images nbcnn trains a second"
+    brackets = "in brackets PyTorch's own efficiency, and how many times as many images nbcnn trains per second"
     intro = f"**Measured on {most} GPUs of one machine** ({brackets}):\n\n"
     checked = sections.parity(rows)
     apart = "**Checked before timing: how far the GPUs are from one** (‖difference‖ / ‖one GPU's‖). The last ratio may be"

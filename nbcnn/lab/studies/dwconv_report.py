@@ -19,7 +19,7 @@ def tables(found: Mapping[str, Any], share: float) -> list[str]:
     if not rows:
         return ["no variant takes this shape"]
     n, c, length, taps = found["shape"]
-    lines = [f"N {n:,}, C {c}, L {length:,}, T {taps}, {found['padding']}: {rows[0]['flop'] / 1e9:.2f} GFLOP a path", *_rows(rows)]
+    lines = [f"N {n:,}, C {c}, L {length:,}, T {taps}, {found['padding']}: {rows[0]['flop'] / 1e9:.2f} GFLOP per path", *_rows(rows)]
     for sequence in found.get("sequences", ()):
         paths = " + ".join(f"{path} {ms:.3f}" for path, ms in sequence["paths"].items())
         whole = f"{sequence['ms']['median']:.3f} ms in sequence ({sequence['off']:+.1%})"

@@ -24,7 +24,7 @@ def _conv(x: Any, filters: int, size: int = 1, stride: int = 1, groups: int = 1)
 
 
 def inverted() -> Graph:
-    """Inverted residual blocks with ReLU6, 16 to 320 channels (M. Sandler and others, MobileNetV2, arXiv:1801.04381, one block a stage)."""
+    """Inverted residual blocks with ReLU6, 16 to 320 channels (M. Sandler and others, MobileNetV2, arXiv:1801.04381, one block per stage)."""
     x = Input((3, 32, 32))
     y = ReLU6()(BatchNorm2d()(_conv(x, 32, 3)))
     for wide, stride, blocks in ((16, 1, 1), (24, 1, 2), (32, 2, 2), (64, 2, 2), (96, 1, 2), (160, 2, 2), (320, 1, 1)):

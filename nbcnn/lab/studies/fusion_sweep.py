@@ -1,7 +1,7 @@
 """This module makes the cases of `study sweep`: whole networks forward, from resident uint8 images to outputs, at many batch sizes.
 
 mlp        256 → 256 → 256, each linear layer with a bias and a Swish (the published sweep does not say what it ran; its memory grows by
-           512 floats an image, which this one's does too)
+           512 floats per image, which this one's does too)
 mnist-cnn  the classifier of models.py with EvoNorm-S0
 """
 

@@ -1,4 +1,4 @@
-"""This study measures predictions of networks, ours beside PyTorch's: how long one image takes, how many a second, and where the time goes.
+"""This study measures predictions of networks, ours beside PyTorch's: how long one image takes, how many per second, and where the time goes.
 
     latency_ms   from a batch of images on the host to its outputs on the host: copies, the graph's launch, its kernels, waiting
     replay_ms    the CUDA graph alone, on the GPU, replayed one after another
@@ -167,7 +167,7 @@ def _enqueued(program: Any, device: Any, count: int) -> float:
 
 
 def _rate(call: Any, images: int, seconds: float) -> float:
-    """Images a second of a call that takes so many; the median of some calls."""
+    """Images per second of a call that takes so many; the median of some calls."""
     call()
     until, taken = time.perf_counter() + seconds, list[float]()
     while len(taken) < 3 or time.perf_counter() < until:
@@ -176,7 +176,7 @@ def _rate(call: Any, images: int, seconds: float) -> float:
 
 
 def _evaluations(net: Net, images: np.ndarray, targets: np.ndarray | None, batch: int, seconds: float) -> float:
-    """Images a second of an evaluation on a resident test set."""
+    """Images per second of an evaluation on a resident test set."""
     named: dict[str, Any] = {"labels": targets, "test_labels": targets} if net.takes_classes else {"targets": targets, "test_targets": targets}
     rates = learning_rates("constant", 1e-4, 3)
     session = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=batch, test_images=images, **named)

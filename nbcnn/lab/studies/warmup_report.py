@@ -74,8 +74,8 @@ def dram_answer(found: dict[str, Any]) -> list[str]:
         return ["DRAM writes were not counted here (--ncu, where ncu may read the counters)."]
     one, many, turned = rows["hot", COUNTED[0]], rows["hot", COUNTED[-1]], rows["rotate", COUNTED[-1]]
     lines = [
-        f"Of the bytes it writes, {one * 100:.0f} % reached DRAM during a single call, {many * 100:.0f} % a call in {COUNTED[-1]}"
-        f" on the same operands, and {turned * 100:.0f} % a call on rotating ones."
+        f"Of the bytes it writes, {one * 100:.0f} % reached DRAM during a single call, {many * 100:.0f} % per call in {COUNTED[-1]}"
+        f" on the same operands, and {turned * 100:.0f} % per call on rotating ones."
     ]
     events = next(row["rotate"]["median"] for row in found["settled"] if row["iterations"] == COUNTED[-1])
     durations = next(row["kernel_ms"] / row["iterations"] for row in found["dram"] if (row["cache"], row["iterations"]) == ("rotate", COUNTED[-1]))

@@ -60,7 +60,7 @@ def place_of(planes: bool) -> Any:
 @functools.cache
 def exponentials(kind: str, group: int) -> Any:
     """Device function (maxima, sums, x, start, step, lane, elements) -> (max x, Σ exp(x − max)) of the elements of a row, of which `group` threads
-    each read every `group`th; x stored as `kind`; maxima, sums: shared arrays of an element a thread."""
+    each read every `group`th; x stored as `kind`; maxima, sums: shared arrays of one element per thread."""
     load = scalar_io(kind)[0]
     group_max, group_sum = group_reduction(group, larger), group_reduction(group, plus)
 
@@ -79,7 +79,7 @@ def exponentials(kind: str, group: int) -> Any:
 
 @functools.cache
 def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -> Any:
-    """The kernel with `group` threads a row, a power of two up to a block; x and y stored as `kind`. `logarithm`: of log_softmax.py."""
+    """The kernel with `group` threads per row, a power of two up to a block; x and y stored as `kind`. `logarithm`: of log_softmax.py."""
     (load, store), place, reduced = scalar_io(kind), place_of(planes), exponentials(kind, group)
     ROWS = THREADS // group
 
@@ -87,7 +87,7 @@ def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -
     def softmax_fprop_kernel(x, y, rows, width, plane):
         """y = softmax(x) along the rows, or its logarithm.
 
-        grid ⌈rows / (256 / group)⌉, block 256; owns: a group of threads a row. shared 2 KiB; moves 8·x bytes of float32, and the row twice more
+        grid ⌈rows / (256 / group)⌉, block 256; owns: a group of threads per row. shared 2 KiB; moves 8·x bytes of float32, and the row twice more
         from a cache.
         """
         maxima = cuda.shared.array(THREADS, f4)
@@ -108,7 +108,7 @@ def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -
 
 @functools.cache
 def dgrad_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -> Any:
-    """The kernel with `group` threads a row, a power of two up to a block; dy, y and dx stored as `kind`. `logarithm`: of log_softmax.py."""
+    """The kernel with `group` threads per row, a power of two up to a block; dy, y and dx stored as `kind`. `logarithm`: of log_softmax.py."""
     (load, store), place, group_sum = scalar_io(kind), place_of(planes), group_reduction(group, plus)
     ROWS = THREADS // group
 
@@ -116,7 +116,7 @@ def dgrad_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -
     def softmax_dgrad_kernel(dy, y, dx, rows, width, plane):
         """dx = y·(dy − Σ dy·y) along the rows; with the logarithm dx = dy − exp(y)·Σ dy.
 
-        grid ⌈rows / (256 / group)⌉, block 256; owns: a group of threads a row. shared 1 KiB; moves 12·x bytes of float32, and dy and y once more
+        grid ⌈rows / (256 / group)⌉, block 256; owns: a group of threads per row. shared 1 KiB; moves 12·x bytes of float32, and dy and y once more
         from a cache.
         """
         sums = cuda.shared.array(THREADS, f4)

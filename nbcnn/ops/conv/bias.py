@@ -57,8 +57,8 @@ def chunks_kernel(kind: str, share: Share) -> Any:
     def bias_chunks_kernel(dy, partials, M, C, HW, chunk, dy_channels):
         """partials (C,chunks) = Σ dy over the block's chunk of pixels; dy is a part of `dy_channels` channels, or all of them.
 
-        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
-        shared 4·width bytes a thread; moves 4·dy bytes, once.
+        grid (tiles of channels, chunks), block up to 256; owns: one block per chunk, per thread `width` channels of every ROWS-th pixel of it.
+        shared 4·width bytes per thread; moves 4·dy bytes, once.
         """
         memory = cuda.shared.array(MEMORY, f4)
         values = cuda.local.array(FLOATS, f4)
@@ -100,7 +100,7 @@ def total_kernel() -> Any:
     def bias_total_kernel(partials, db, chunks):
         """db = Σ of the partials (C,chunks) of every channel.
 
-        grid C, block 256; owns: a block a channel; shared 4 bytes a thread; moves 4·C·chunks bytes.
+        grid C, block 256; owns: one block per channel; shared 4 bytes per thread; moves 4·C·chunks bytes.
         """
         values = cuda.shared.array(THREADS, f4)
         tid, c = cuda.threadIdx.x, cuda.blockIdx.x

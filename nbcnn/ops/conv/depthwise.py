@@ -222,7 +222,7 @@ def walk_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, wi
 
         grid ⌈N·strips·cells·(C/lanes) / 128⌉, block 128; a thread owns `lanes` channels of a cell, one or two columns of y (of dx with a stride: as
         many as the stride), in a strip of `length` steps; neighbours are the next channels (NHWC) or the next columns (NCHW).
-        shared none; moves x through L1 as often as windows of cells overlap, the rows above a strip again, weights once a thread, and y once.
+        shared none; moves x through L1 as often as windows of cells overlap, the rows above a strip again, weights once per thread, and y once.
         source: see the module.
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x

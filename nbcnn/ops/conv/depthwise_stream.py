@@ -46,7 +46,7 @@ START_STEPS = 6
 """Steps that a block's first loads and its sums cost."""
 
 FEW_REGISTERS = 64
-"""Weights and open sums of a thread at most with which two blocks share a multiprocessor: 128 registers a thread."""
+"""Weights and open sums of a thread at most with which two blocks share a multiprocessor: 128 registers per thread."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def load_bytes(kind: str) -> tuple[int, int]:
 
 
 def stages_of(stage: int, period: int, blocks: int) -> int:
-    """Steps in shared memory, of `stage` bytes a block each; 1 if there is no room for more. After `period` steps rows lie in the same registers."""
+    """Steps in shared memory, of `stage` bytes per block each; 1 if there is no room for more. After `period` steps rows lie in the same
+    registers."""
     times = 3 - blocks
     wanted = min(ceil_div(times * IN_FLIGHT, stage) + 1, MOST_STAGES)
     whole = ceil_div(wanted, period) * period
@@ -269,7 +270,7 @@ def stream_kernel(walk: Walk, kind: str, stages: int, group: int, with_bias: boo
         grid (⌈(C/4)/group⌉, parts), block 256; a block owns group·4 channels and `share` strips; line l of its 256/group lines of threads takes every
         strip of number l modulo 256/group: neighbours are the next channels, then the next columns.
         shared `stages` steps of x of every thread; moves x through L1 as often as windows of cells overlap, the rows above a strip again, weights
-        once a thread, and y once. source: see the module; needs compute capability 8.0.
+        once per thread, and y once. source: see the module; needs compute capability 8.0.
         rounds: ⌈walk_steps · strips of a line / steps of an iteration⌉; images, rows, columns: from one strip of a line to its next.
         """
         memory = cuda.shared.array(0, f4)
@@ -388,7 +389,7 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 FILLING_US = 0.6
-"""What it takes until the ring of rows is full: 33 images of 512 channels of 4×4 take 2.8 µs, by one thread a strip 2.2 (H100)."""
+"""What it takes until the ring of rows is full: 33 images of 512 channels of 4×4 take 2.8 µs, by one thread per strip 2.2 (H100)."""
 
 
 def estimate(call: Call, target: Target) -> float:

@@ -43,7 +43,7 @@ from nbcnn.plan.shapes import numel
 THREADS = 256
 WARPS = THREADS // WARP
 FEW_SUMS = 64
-"""Sums of a thread at most with which two blocks share a multiprocessor: 128 registers a thread."""
+"""Sums of a thread at most with which two blocks share a multiprocessor: 128 registers per thread."""
 LEAST_STEPS = 16
 """Steps of a walk that a thread should have before its sums are added to those of others."""
 

@@ -152,7 +152,7 @@ def upconv_wgrad(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, db: np.ndarray) 
 
 
 def pack_index(place: np.ndarray) -> np.ndarray:
-    """(N,K,P,Q) places 0..3 as (N,⌈K/4⌉,P,Q) uint8, four channels a byte."""
+    """(N,K,P,Q) places 0..3 as (N,⌈K/4⌉,P,Q) uint8, four channels per byte."""
     n, k, p, q = place.shape
     padded = np.zeros((n, -(-k // 4) * 4, p, q), np.uint8)
     padded[:, :k] = place

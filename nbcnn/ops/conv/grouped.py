@@ -1,4 +1,4 @@
-"""Convolution in its general form: groups (one channel a group is depthwise), and stride, dilation and padding by axis.
+"""Convolution in its general form: groups (one channel per group is depthwise), and stride, dilation and padding by axis.
 
     fprop  y[n,k,p,q]  = b[k] + Σ_{c,r,s} w[k,c,r,s] · x[n,g·CG + c,h,w]            g = ⌊k / KG⌋, 0 ≤ c < CG
     dgrad  dx[n,g·CG+c,h,w] = Σ_{k in g,r,s} w[k,c,r,s] · dy[n,k,p,q]
@@ -199,7 +199,7 @@ def wgrad_kernel(kind: str, nhwc: bool) -> Any:
     def gconv_wgrad_kernel(x, dy, partials, pixels, share, C, H, W, K, P, Q, R, S, CG, KG, down, right, deep, wide, top, left, taps):
         """partials[z,t,k] = Σ over part z of the pixels (n,p,q) of dy[n,k,p,q] · x[n,g·CG + c,h,w], t = (c,r,s); x counts as 1 for t = CG·R·S.
 
-        grid (⌈K/32⌉, taps, parts), block 32 × 8; a block owns 32 filters of one tap: a thread every eighth pixel of one filter.
+        grid (⌈K/32⌉, taps, parts), block 32 × 8; a block owns 32 filters of one tap: per thread every eighth pixel of one filter.
         shared 1 KiB: the eight lines' sums, added in order. moves one pixel and one gradient a product, and partials once. source: the definition.
         """
         sums = cuda.shared.array((LINES, FILTERS), f4)
@@ -393,8 +393,8 @@ MEAN = (
     (1, 3, 9, 6, 3, 3, 2, 3, (2, 1), (3, 2), (2, 3, 1, 2)),
     (1, 8, 6, 7, 8, 5, 3, 8, (1, 3), (1, 1), (2, 2, 0, 1)),
 )
-"""A depthwise convolution; two filters a group and uneven strides; groups with dilation and uneven borders; dilation alone; depthwise with a stride,
-with a stride and a dilation that have no common divisor, and with a stride larger than its dilation in columns alone."""
+"""A depthwise convolution; two filters per group and uneven strides; groups with dilation and uneven borders; dilation alone; depthwise with a
+stride, with a stride and a dilation that have no common divisor, and with a stride larger than its dilation in columns alone."""
 
 
 def cases() -> Iterator[Case]:

@@ -33,7 +33,7 @@ def fprop_kernel(with_bias: bool) -> Any:
         """y[n,k,p,q] = b[k] + Σ_{c,r,s} w[k,c,r,s] · x[n,c,p·stride+r−pad,q·stride+s−pad].
 
         grid N·⌈KPQ/128⌉, block 128; a thread owns one y, neighbours share a row: loads of x and stores coalesce.
-        shared none; moves 8 bytes a product through the caches, and y once. source: the definition.
+        shared none; moves 8 bytes per product through the caches, and y once. source: the definition.
         """
         n = cuda.blockIdx.x // image_blocks
         i = (cuda.blockIdx.x - n * image_blocks) * cuda.blockDim.x + cuda.threadIdx.x
@@ -61,7 +61,7 @@ def conv_dgrad_naive_kernel(dy, w, dx, C, H, W, K, P, Q, R, S, stride, pad, imag
     """dx[n,c,h,w] = Σ_{k,r,s} w[k,c,r,s] · dy[n,k,p,q] over the p, q with p·stride+r−pad = h and q·stride+s−pad = w.
 
     grid N·⌈CHW/128⌉, block 128; a thread owns one dx, neighbours share a row: loads of dy and stores coalesce.
-    shared none; moves 8 bytes a product through the caches, and dx once. source: the definition.
+    shared none; moves 8 bytes per product through the caches, and dx once. source: the definition.
     """
     n = cuda.blockIdx.x // image_blocks
     i = (cuda.blockIdx.x - n * image_blocks) * cuda.blockDim.x + cuda.threadIdx.x
@@ -88,7 +88,7 @@ def conv_wgrad_naive_kernel(x, dy, dw, N, C, H, W, K, P, Q, R, S, stride, pad):
     """dw[k,c,r,s] = Σ_{n,p,q} dy[n,k,p,q] · x[n,c,p·stride+r−pad,q·stride+s−pad].
 
     grid ⌈KCRS/64⌉, block 64; a thread owns one weight and sums all N·P·Q products alone.
-    shared none; moves 8 bytes a product through the caches (neighbours share dy), and dw once. source: the definition.
+    shared none; moves 8 bytes per product through the caches (neighbours share dy), and dw once. source: the definition.
     """
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < K * C * R * S:
@@ -180,7 +180,7 @@ def _products(s: ConvShape) -> int:
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:
-    """Bytes of `bind_fprop`: two operands a product."""
+    """Bytes of `bind_fprop`: two operands per product."""
     s = shape_of(call)
     rows, columns = (s.P, s.R, s.H, s.stride, s.pad), (s.Q, s.S, s.W, s.stride, s.pad)
     pixels = s.N * s.C * windows(*rows)[1] * windows(*columns)[1]

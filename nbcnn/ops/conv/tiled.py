@@ -29,7 +29,7 @@ MAX_STRIDE, MAX_WINDOW = 2, 7
 """Up to here the halo and the weights of eight channels fit 48 KiB of shared memory."""
 
 SIDE = 8
-"""Rows and columns of the pixel tile. One warp covers it, with two pixels a thread, HALF rows apart."""
+"""Rows and columns of the pixel tile. One warp covers it, with two pixels per thread, HALF rows apart."""
 HALF = SIDE // 2
 TN = 4
 """Target channels a thread accumulates."""
@@ -131,7 +131,7 @@ def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: 
 
         CS, HS, WS are the source's channels, height, width; CT, HT, WT the target's; top, left the zeros before them.
         grid N · ⌈HT/8⌉ · ⌈WT/8⌉ · ⌈CT/BN⌉, block 32·warps with BN = 4·warps target channels; a warp owns 4 target
-        channels of 8×8 pixels, a thread 2 pixels of each. shared 8·(rows·pitch of the halo + taps·(BN+4)) floats;
+        channels of 8×8 pixels, per thread 2 pixels of each. shared 8·(rows·pitch of the halo + taps·(BN+4)) floats;
         moves, a block: CS·(halo + taps·BN) floats in and its part of the target out. source: see above.
         """
         pixels = cuda.shared.array(PIXELS, f4)
@@ -212,7 +212,7 @@ def wgrad_kernel(R: int, S: int) -> Any:
     def conv_wgrad_tiled_kernel(x, dy, dw, N, C, H, W, K, P, Q, stride, pad):
         """dw[k,c,r,s] = Σ_{n,p,q} dy[n,k,p,q] · x[n,c,p·stride+r−pad,q·stride+s−pad].
 
-        grid ⌈K/BM⌉·C, block 128; a block owns dw[k:k+BM, c], a thread the same pixels of every image (or, of images
+        grid ⌈K/BM⌉·C, block 128; a block owns dw[k:k+BM, c], per thread the same pixels of every image (or, of images
         below 128 pixels, one pixel of every few images). shared 129·BM·R·S floats; moves, a block: the channel of x
         R·S times through the L1 cache and BM channels of dy once. source: see above.
         """

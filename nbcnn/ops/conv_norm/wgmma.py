@@ -139,7 +139,7 @@ def _pack(call: Call) -> np.ndarray:
 
 
 def bytes_of(call: Call, precision: str) -> list[Traffic]:
-    """x with the lines that tiles share, filters once a block; the convolution's output out, and back to be normalised; y."""
+    """x with the lines that tiles share, filters once per block; the convolution's output out, and back to be normalised; y."""
     c: ConvShape = shape_of(call)
     tile, kind = call.tile, KINDS[precision]
     x, w, image = size(call, "in", 0), kind.element * numel(call.in_shapes[1]), size(call, "out", 0)

@@ -122,9 +122,9 @@ def conv_norm_kernel(form: Form) -> Any:
         gemm    64 filters × P·(Q + S − 1) pixels with the borders between lines × R·S·C, for every image.
         grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images one after another, or `share` lines each of the same.
         block   two warpgroups that multiply, each with a warp that has its source fetched.
-        owns    a warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
+        owns    per warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
         shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results.
-        moves   x (lines + R − 1)/lines times, raw out if wanted or not kept, back if not kept, mostly from L2; y once; filters once a block.
+        moves   x (lines + R − 1)/lines times, raw out if wanted or not kept, back if not kept, mostly from L2; y once; filters once per block.
         needs   compute capability 9.0; parts of an image all on the GPU at once. source: arXiv:2004.02967; NVIDIA, PTX ISA, wgmma.
         """
         memory = cuda.shared.array(0, np.uint8)

@@ -40,7 +40,7 @@ def transpose_kernel(source: str, target: str) -> Any:
     grid    batch·row_tiles·col_tiles (tiles of 32 × 32), block 32 × 4
     owns    block: one tile; thread: 8 elements of it
     shared  4·32·33 bytes
-    moves   8·batch·rows·cols bytes, 128 bytes a warp on both sides
+    moves   8·batch·rows·cols bytes, 128 bytes per warp on both sides
     source  M. Harris, "An Efficient Matrix Transpose in CUDA C/C++", NVIDIA developer blog, 2013
     """
     (load, _), (_, store) = scalar_io(source), scalar_io(target)

@@ -43,8 +43,8 @@ def normal_contrast(rows: np.ndarray, *, width: int, norm: float) -> None:
 def draw_windows_kernel(maps, places, shift, factor, rows, count, C, H, W, R, S, pitch):
     """rows[i][(c, r, s)] = (maps[image][c][row + r][column + s] − shift[c])·factor[c], zeros behind.
 
-    grid ⌈count/8⌉, block 256; owns: a warp a row; shared none; moves 4·pitch bytes a row, and reads a window of 1 or 4 bytes a value, whose rows
-    of S neighbours share the lines of a cache; source: the definition.
+    grid ⌈count/8⌉, block 256; owns: one warp per row; shared none; moves 4·pitch bytes per row, and reads a window of 1 or 4 bytes per value, whose
+    rows of S neighbours share the lines of a cache; source: the definition.
     """
     lane, i = cuda.threadIdx.x & 31, cuda.blockIdx.x * ROWS + (cuda.threadIdx.x >> 5)
     if i < count:
@@ -63,7 +63,8 @@ def draw_windows_kernel(maps, places, shift, factor, rows, count, C, H, W, R, S,
 def normal_contrast_kernel(rows, count, width, pitch, norm):
     """x = (x − mean) / √(variance + norm) of every row in place.
 
-    grid ⌈count/8⌉, block 256; owns: a warp a row; shared none; moves 16·width bytes a row, of which 8 come out of a cache; source: the definition.
+    grid ⌈count/8⌉, block 256; owns: one warp per row; shared none; moves 16·width bytes per row, of which 8 come out of a cache; source: the
+    definition.
     """
     lane, i = cuda.threadIdx.x & 31, cuda.blockIdx.x * ROWS + (cuda.threadIdx.x >> 5)
     if i < count:

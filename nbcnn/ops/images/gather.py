@@ -191,7 +191,7 @@ def gather_kernel(
     place: Any = None,
     change: Any = None,
 ) -> Any:
-    """The kernel that writes `layout` stored as `kind`, `width` neighbours (4 or 1) a thread, with the options of this module.
+    """The kernel that writes `layout` stored as `kind`, `width` neighbours (4 or 1) per thread, with the options of this module.
 
     source  what an element becomes: "bytes" are divided by 255, "floats" are taken as they are, "normalised" has shift and factor.
     place, change  the device functions of a user's augmentation (`nbcnn.ops.images.pixels`), where there is one: its source and its value.

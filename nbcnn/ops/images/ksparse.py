@@ -50,8 +50,8 @@ def ksparse_kernel(source: str, target: str, channels_last: bool) -> Any:
     def ksparse_kernel(x, y, count, k, C, plane):
         """y[i] = x[i] if fewer than k channels of its pixel are larger, else 0.
 
-        grid ⌈count/256⌉, block 256; owns: a thread one element; shared none; moves C values an element through the caches, where a warp's lanes read
-        the same ones (NHWC) or neighbours (NCHW), and y once; source: the definition, by counting: no order of the channels is made.
+        grid ⌈count/256⌉, block 256; owns: per thread one element; shared none; moves C values per element through the caches, where a warp's lanes
+        read the same ones (NHWC) or neighbours (NCHW), and y once; source: the definition, by counting: no order of the channels is made.
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:

@@ -228,7 +228,7 @@ def _largest(a, b, c, d):
 
 @cache
 def fprop_rows_kernel(kind: str) -> Any:
-    """y, index = max, argmax over 2 × 2 windows of stride 2, NCHW, W a multiple of 8; index is uint32, four taps a word.
+    """y, index = max, argmax over 2 × 2 windows of stride 2, NCHW, W a multiple of 8; index is uint32, four taps per word.
 
     grid    ceil(count / 256), block 256, count = outer·P·W/8
     owns    thread: 4 windows of a row
@@ -300,7 +300,7 @@ def _groups(call: Call, at: int, lanes: int) -> int:
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    """One launch: rows, or lanes by the layout. Four lanes need a uint8 index; an int32 index is handled one lane a thread."""
+    """One launch: rows, or lanes by the layout. Four lanes need a uint8 index; an int32 index is handled one lane per thread."""
     (x,), (y, index) = call.ins, call.outs
     (H, W), (P, Q), size, stride = call.in_shapes[0][2:], call.out_shapes[0][2:], call.attrs["size"], call.attrs["stride"]
     outer, inner = planes(call.in_shapes[0], call.layout)

@@ -56,7 +56,7 @@ def unit_patches_kernel(source: str, middle: str, target: str, layout: str, edge
     def unit_patches_kernel(x, u, bias, y, patches, norm, C, H, W, D, P, Q):
         """y = z / |z| with z = u / s − bias, s the deviation of the patch.
 
-        grid ⌈N·P·Q/8⌉, block 256; owns: a warp a patch, its lanes share the C·edge² values and then the D products; shared none;
+        grid ⌈N·P·Q/8⌉, block 256; owns: per warp a patch, its lanes share the C·edge² values and then the D products; shared none;
         moves 2·C·edge² values of x a patch through the caches, u twice (the second time out of the cache) and y once; source: the definition.
         """
         lane, which = cuda.threadIdx.x & 31, cuda.blockIdx.x * PATCHES + (cuda.threadIdx.x >> 5)

@@ -281,7 +281,7 @@ def _geometry(call: Call) -> tuple[Pair, Pair, Pair]:
 
 
 def bind_max_fprop(call: Call) -> list[Launch]:
-    """One launch. Four lanes need a uint8 index; an int32 index is handled one lane a thread."""
+    """One launch. Four lanes need a uint8 index; an int32 index is handled one lane per thread."""
     (x,), (y, index) = call.ins, call.outs
     (H, W), (P, Q) = call.in_shapes[0][2:], call.out_shapes[0][2:]
     outer, inner = planes(call.in_shapes[0], call.layout)

@@ -2,7 +2,7 @@
 
     dx[n, 2p+r, 2q+s, k] = dy[n,p,q,k] if the index of (n,p,q,k) is 2r+s, else 0
 
-The index holds four channels a byte (conv/fused.py, which also has the reference). Nothing is computed: bandwidth is the
+The index holds four channels per byte (conv/fused.py, which also has the reference). Nothing is computed: bandwidth is the
 only limit, and three quarters of what moves is the writing of dx.
 """
 
@@ -56,7 +56,7 @@ def unpool_pairs_kernel(dy, index, dx, count, P, Q, groups):
 
 @cache
 def unpool_kernel(kind: str, lanes: int) -> Any:
-    """The kernel of the formula above; dy and dx stored as `kind`, `lanes` (4 or 1) channels a thread.
+    """The kernel of the formula above; dy and dx stored as `kind`, `lanes` (4 or 1) channels per thread.
 
     grid    ceil(count / 256), block 256, count = N·P·Q·groups, groups = K/lanes
     owns    thread: `lanes` channels of one 2 × 2 window

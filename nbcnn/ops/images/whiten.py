@@ -62,7 +62,7 @@ def contrast_kernel(kind: str) -> Any:
     def contrast_kernel(x, found, images, count, contrast):
         """found[2n] = the mean of image n, found[2n + 1] = 1 / √(its variance + contrast); an image has `count` elements, in any layout.
 
-        grid ⌈images/4⌉, block 128; owns: a warp an image; shared none; moves the image twice, the second time out of the cache; source: the
+        grid ⌈images/4⌉, block 128; owns: one warp per image; shared none; moves the image twice, the second time out of the cache; source: the
         definition, in two passes, because E[x²] − E[x]² cancels where an image has little contrast.
         """
         lane, n = cuda.threadIdx.x & 31, cuda.blockIdx.x * IMAGES + (cuda.threadIdx.x >> 5)
@@ -94,7 +94,7 @@ def whiten_kernel(source: str, target: str, layout: str, channels: int, size: in
     def whiten_kernel(x, mean, filters, found, y, count, H, W):
         """y = filters ∗ g with g = (x − found[2n]) · found[2n + 1] − mean, reflected at the borders.
 
-        grid ⌈N·H·W/256⌉, block 256; owns: a thread one pixel with all its channels; shared none; moves 4·size²·C bytes of x and of mean a pixel
+        grid ⌈N·H·W/256⌉, block 256; owns: per thread one pixel with all its channels; shared none; moves 4·size²·C bytes of x and of mean per pixel
         through the caches, and y once; source: the definition.
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x

@@ -233,7 +233,7 @@ def sum_reads(shape: Shape, windows: Shape, size: int, stride: int) -> tuple[int
 
 
 def spread_reads(shape: Shape, layout: str, size: int, stride: int) -> int:
-    """Values of windows that are read to spread them over images of `shape`: once a tile where windows are tiles, else for every element."""
+    """Values of windows that are read to spread them over images of `shape`: once per tile where windows are tiles, else for every element."""
     N, C, H, W = shape
     tiled = in_rows(layout, size, stride, W) or (layout == "NHWC" and lanes_of(C) == 4 and size == stride)
     return N * C * (-(-H // size) * -(-W // size) if tiled else H * W * reach_of(size, stride) ** 2)

@@ -41,7 +41,7 @@ def larger(a, b):
 def group_reduction(group: int, combine: Any) -> Any:
     """A device function that combines the values of every `group` neighbouring threads (a power of two) of a block.
 
-    reduction(values, value) takes a shared array of one element a thread, and gives each thread the result of its group.
+    reduction(values, value) takes a shared array of one element per thread, and gives each thread the result of its group.
     All threads of the block must call it, each call with an array of its own.
     """
     first_half = group // 2

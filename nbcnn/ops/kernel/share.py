@@ -221,7 +221,7 @@ def place_of(last: bool) -> Any:
 def rows_sum(share: Share, count: int) -> Any:
     """Device function (memory, sums): adds the `count` local sums of every thread over the rows of its column, in a fixed tree.
 
-    memory: shared, `count` float32 a thread. All threads of the block call it. Sum k of a column is then memory[k·threads + column], behind a
+    memory: shared, `count` float32 per thread. All threads of the block call it. Sum k of a column is then memory[k·threads + column], behind a
     barrier.
     """
     COLUMNS, ROWS, THREADS = share.columns, share.rows, share.threads

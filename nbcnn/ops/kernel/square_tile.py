@@ -1,4 +1,4 @@
-"""Sums of products of a block of 256 threads: a tile of 64×64 of them, STEP terms at a time from shared memory, 4×4 a thread.
+"""Sums of products of a block of 256 threads: a tile of 64×64 of them, STEP terms at a time from shared memory, 4×4 per thread.
 
 A thread owns every 16th row and column: `row` and `column` are its numbers below 16. Operands lie transposed, a term's 64 values side by side, with
 one float of room behind them, so that a warp that writes along the terms meets every bank once.

@@ -27,7 +27,7 @@ THREADS = 256
 
 
 def taps(x: np.ndarray, size: int, stride: int, windows: tuple[int, int]) -> Iterator[np.ndarray]:
-    """Views of x (N,C,H,W), one a tap in row-major order: element (n,c,p,q) is what window (p,q) of `windows` = (P,Q) sees."""
+    """Views of x (N,C,H,W), one per tap in row-major order: element (n,c,p,q) is what window (p,q) of `windows` = (P,Q) sees."""
     P, Q = windows
     for r in range(size):
         for s in range(size):

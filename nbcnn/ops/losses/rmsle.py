@@ -94,7 +94,7 @@ def root_mean_kernel(partials, count, scale, loss):
 
 @jit(device=True)
 def _settings(loss, state, norm, numbers):
-    """unit, and unit/(count·loss), 0 where the loss is 0: one division in float64 a thread."""
+    """unit, and unit/(count·loss), 0 where the loss is 0: one division in float64 per thread."""
     whole = loss[0]
     return numbers[0], f4(numbers[1] / whole) if whole > f8(0) else 0.0
 
@@ -115,7 +115,7 @@ def _grid(call: Call) -> int:
 
 
 def scratch_fprop(call: Call) -> int:
-    """One float64 a block, also for a single one: the root is taken of the sum."""
+    """One float64 per block, also for a single one: the root is taken of the sum."""
     return max(partial_bytes(_grid(call)), 8)
 
 

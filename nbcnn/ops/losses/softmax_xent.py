@@ -73,7 +73,8 @@ def softmax_xent_dgrad(p: np.ndarray, labels: np.ndarray, dlogits: np.ndarray) -
 
 @functools.cache
 def fprop_kernel(kind: str, group: int, planes: bool = False) -> Any:
-    """The forward kernel with `group` threads a row, a power of two up to 256; logits and p stored as `kind`, in `planes` of a class each or not."""
+    """The forward kernel with `group` threads per row, a power of two up to 256; logits and p stored as `kind`, in `planes` of a class each or
+    not."""
     (load, store), place, reduced = scalar_io(kind), place_of(planes), exponentials(kind, group)
     rows_per_block = THREADS // group
 

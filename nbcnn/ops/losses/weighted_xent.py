@@ -146,7 +146,8 @@ def xent_total_sum_kernel(partials, count, total):
 
 @functools.cache
 def fprop_kernel(kind: str, group: int, planes: bool) -> Any:
-    """The forward kernel with `group` threads a row, a power of two up to 256; logits and p stored as `kind`, in `planes` of a class each or not."""
+    """The forward kernel with `group` threads per row, a power of two up to 256; logits and p stored as `kind`, in `planes` of a class each or
+    not."""
     (load, store), place, reduced = scalar_io(kind), place_of(planes), exponentials(kind, group)
     rows_per_block, group_sum = THREADS // group, group_reduction(group, plus)
 
@@ -243,7 +244,7 @@ def _total_grid(call: Call) -> int:
 
 
 def scratch_total(call: Call) -> int:
-    """A float64 a block."""
+    """A float64 per block."""
     return 8 * _total_grid(call)
 
 
@@ -259,7 +260,7 @@ def bind_total(call: Call) -> list[Launch]:
 
 
 def scratch_fprop(call: Call) -> int:
-    """A float64 a block."""
+    """A float64 per block."""
     return 8 * grid_of(call)
 
 

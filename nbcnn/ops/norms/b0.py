@@ -41,8 +41,8 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
     def evonorm_b0_planes_kernel(x, shift, std, slabs, C, HW, step_c, step_p, eps):
         """shift, std of every plane.
 
-        grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
-        shared 4 bytes a thread; moves 4·x bytes (the second read hits L1).
+        grid N·slabs, block 32–256; owns: per block up to 32 planes of an image, per thread pixels of one of them.
+        shared 4 bytes per thread; moves 4·x bytes (the second read hits L1).
         """
         values = cuda.shared.array(THREADS, f4)
         n, c, row = position(slabs)
@@ -70,7 +70,7 @@ def over_images(kind: str, threads: int) -> Any:
     """Device function (values, x, shift, std, c, N, C, HW, step_c, eps): how far a channel's mean is from its first element, and its variance.
 
     Chan's formula for planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)². Every thread of the
-    block must call it, all for one channel c; values: shared, one float32 a thread.
+    block must call it, all for one channel c; values: shared, one float32 per thread.
     """
     load, _ = scalar_io(kind)
     THREADS = threads
@@ -103,7 +103,7 @@ def channels_kernel(kind: str, threads: int) -> Any:
     def evonorm_b0_channels_kernel(x, shift, std, running, batch_shift, batch_std, N, C, HW, step_c, eps, momentum):
         """batch_shift, batch_std of every channel; running ← (1 − momentum)·running + momentum·(unbiased variance).
 
-        grid C, block up to 128; owns: a block a channel; shared 4 bytes a thread; moves 12·N·C bytes (and a sector of x for each plane).
+        grid C, block up to 128; owns: one block per channel; shared 4 bytes per thread; moves 12·N·C bytes (and a sector of x for each plane).
         """
         values = cuda.shared.array(THREADS, f4)
         c = cuda.blockIdx.x
@@ -127,7 +127,7 @@ def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
     def evonorm_b0_apply_kernel(x, gamma, beta, v, std, batch, y, slabs, C, HW, step_c, step_p, eps):
         """y = γ·x/d + β, d = max(s_B, v·x + s_I).
 
-        grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
+        grid N·slabs, block 32–256; owns: per block up to 32 planes of an image, per thread pixels of one of them.
         shared none; moves 8·x bytes.
         """
         n, c, row = position(slabs)
@@ -154,8 +154,8 @@ def sums_kernel(kind: str, slab: Slab) -> Any:
     def evonorm_b0_sums_kernel(dy, x, gamma, v, std, batch_std, partials, own_sums, slabs, N, C, HW, step_c, step_p):
         """partials (4,N,C) = Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of every plane; own_sums (N,C) = Σ M·q.
 
-        grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
-        shared 4 bytes a thread; moves 8·x bytes.
+        grid N·slabs, block 32–256; owns: per block up to 32 planes of an image, per thread pixels of one of them.
+        shared 4 bytes per thread; moves 8·x bytes.
         """
         values = cuda.shared.array(THREADS, f4)
         n, c, row = position(slabs)
@@ -201,7 +201,7 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
     def evonorm_b0_dgrad_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, own_sums, batch_sums, dx, slabs, N, C, HW, step_c, step_p):
         """dx = h·(M·s_I + (1−M)·d)/d² + (Σ_hw M·q)·(x − μ_I)/(k·s_I) + (Σ_nhw (1−M)·q)·(x − μ_B)/(m·s_B).
 
-        grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
+        grid N·slabs, block 32–256; owns: per block up to 32 planes of an image, per thread pixels of one of them.
         shared none; moves 12·x bytes.
         """
         n, c, row = position(slabs)

@@ -35,7 +35,7 @@ def apply_wide_kernel(kind: str, quads: int) -> Any:
     def evonorm_b0_apply_wide_kernel(x, gamma, beta, v, std, batch_std, y, HW, parts):
         """y = γ·x/max(s_B, v·x + s_I) + β; x, y (N,H,W,C), C = 4·quads.
 
-        grid N·parts, block up to 256; owns: a block PIXELS·ROWS pixels of an image, a thread a quad of channels of PIXELS of them
+        grid N·parts, block up to 256; owns: per block PIXELS·ROWS pixels of an image, per thread a quad of channels of PIXELS of them
         moves x and y once, and of every block the statistics of its channels. source: arXiv:2004.02967
         """
         values = cuda.local.array(FLOATS, f4)

@@ -1,4 +1,4 @@
-"""The batch's statistics of a few channels, made by every block that needs them (b0_held.py): a warp a channel, a lane every 32nd image.
+"""The batch's statistics of a few channels, made by every block that needs them (b0_held.py): one warp per channel, a lane every 32nd image.
 
 The statistics of a plane come as a message from the block that has just made them, or lie in memory since an earlier launch. Then the blocks may do
 without a launch in between that makes the batch's statistics once, at the price of reading the planes' again and again: `by_every_block`.

@@ -52,8 +52,8 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
     def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, messages, N, C, HW, eps, momentum):
         """y = γ·x/d + β, d = max(s_B, v·x + s_I), and every statistic; running ← (1 − momentum)·running + momentum·(unbiased variance).
 
-        grid N/images × C/channels, block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
-        shared 12 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made), and messages or statistics of the planes of its
+        grid N/images × C/channels, block up to 512; owns: one block per slab, per thread up to 32 pixels of a channel, in registers.
+        shared 12 bytes per plane and warp; moves 8·x bytes (4·x where only statistics are made), and messages or statistics of the planes of its
         channels. source: arXiv:2004.02967.
         """
         kept = cuda.shared.array(KEPT, f4)

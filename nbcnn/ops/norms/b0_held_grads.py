@@ -49,11 +49,11 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_b0_grads_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, messages, N, C, HW):
-        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two messages a plane.
+        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two messages per plane.
 
         In stages: these and Σ M·q in partials (5,N,C), and Σ (1−M)·q of channels in batch_sums.
-        grid N/images × C/channels, block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
-        shared 20 bytes a plane and warp; moves 12·x bytes (16 if dy is read again, from L2; 20 in stages). source: arXiv:2004.02967.
+        grid N/images × C/channels, block up to 512; owns: one block per slab, per thread up to 32 pixels of a channel, in registers.
+        shared 20 bytes per plane and warp; moves 12·x bytes (16 if dy is read again, from L2; 20 in stages). source: arXiv:2004.02967.
         """
         sums = cuda.shared.array(SUMS, f4)
         pulls = cuda.shared.array(CHANNELS, f4)

@@ -48,7 +48,7 @@ def part_kernel(kind: str, threads: int) -> Any:
     def evonorm_b0_part_kernel(x, shift, std, parts, ranks, rank, images, N, C, HW, step_c, eps):
         """parts[rank] = (images, first element, mean − first, variance) of every channel, 0 in the other ranks' rows.
 
-        grid C, block up to 128; owns: a block a channel; shared 4 bytes a thread; moves 12·N·C bytes (and a sector of x for each plane).
+        grid C, block up to 128; owns: one block per channel; shared 4 bytes per thread; moves 12·N·C bytes (and a sector of x for each plane).
         """
         values = cuda.shared.array(THREADS, f4)
         tid, c = cuda.threadIdx.x, cuda.blockIdx.x
@@ -72,7 +72,7 @@ def join_kernel(kind: str) -> Any:
 
         Chan's formula: mean = Σ n_r·mean_r / n, variance = Σ n_r·(variance_r + (mean_r − mean)²) / n. Distances are from rank 0's first
         element, so batch_std and running are the same bits on every rank.
-        grid ⌈C/128⌉, block up to 128; owns: a thread a channel; shared none; moves 16·ranks·C bytes.
+        grid ⌈C/128⌉, block up to 128; owns: one thread per channel; shared none; moves 16·ranks·C bytes.
         """
         c = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if c < C:

@@ -46,9 +46,9 @@ def sums_kernel(kind: str, share: Share, activation: str, masked: bool, grouped:
     def batchnorm_sums_kernel(dy, more, x, y, weight, bias, mean, rstd, dz, partials, M, C, HW, chunk, group, dy_channels, x_channels):
         """partials (2,C,chunks) = Σ g, Σ g·(x − mean) over the block's chunk of pixels; g: dy (plus more) behind the activation; dz = g.
 
-        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
+        grid (tiles of channels, chunks), block up to 256; owns: one block per chunk, per thread `width` channels of every ROWS-th pixel of it.
         dy and x are parts of `dy_channels` and `x_channels` channels, or all of them.
-        shared 8·width bytes a thread; moves 8·x bytes, 16·x where it reads y and writes dz, 20·x with `more`.
+        shared 8·width bytes per thread; moves 8·x bytes, 16·x where it reads y and writes dz, 20·x with `more`.
         """
         memory = cuda.shared.array(MEMORY, f4)
         grads = cuda.local.array(FLOATS, f4)
@@ -119,7 +119,7 @@ def totals_kernel() -> Any:
     def batchnorm_totals_kernel(partials, rstd, dweight, dbias, again, C, chunks):
         """dbias = Σ g, dweight = rstd·Σ g·(x − mean) of every channel over its chunks; once more, dbias first, into `again` (2,C).
 
-        grid C, block 256; owns: a block a channel; shared 4 bytes a thread; moves 8·C·chunks bytes.
+        grid C, block 256; owns: one block per channel; shared 4 bytes per thread; moves 8·C·chunks bytes.
         """
         values = cuda.shared.array(THREADS, f4)
         tid, c = cuda.threadIdx.x, cuda.blockIdx.x
@@ -157,7 +157,7 @@ def dgrad_kernel(kind: str, share: Share, activation: str, plus: bool = False) -
     def batchnorm_dgrad_kernel(dy, x, weight, bias, mean, rstd, sums, more, dx, M, C, HW, chunk, dy_channels, x_channels, more_channels):
         """dx = weight·rstd·(g − dbias/M − (x − mean)·rstd·dweight/M), plus more; sums (2,C): dbias, dweight; g: dy behind the activation.
 
-        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, the last ones first, a thread `width` channels of every
+        grid (tiles of channels, chunks), block up to 256; owns: one block per chunk, the last ones first, per thread `width` channels of every
         ROWS-th pixel of it. dy, x and more are parts of so many channels as the last arguments say, or all of them.
         shared none; moves 12·x bytes, 16·x with `more`.
         """

@@ -32,7 +32,7 @@ from nbcnn.plan.op import Op, undone
 SHARED, BLOCK_SHARED, RESERVED = 228 << 10, 227 << 10, 1 << 10
 """Bytes of shared memory of a multiprocessor, of a block at most, and that the driver keeps of every block."""
 CLUSTERS = {8: 15, 6: 16, 5: 23, 4: 31}
-"""Blocks of a cluster (8 is what every GPU with clusters takes), and how many such clusters of one block a multiprocessor are on an H100 or H200 at
+"""Blocks of a cluster (8 is what every GPU with clusters takes), and how many such clusters of one block per multiprocessor are on an H100 or H200 at
 once: a cluster stays within one of the GPU's eight groups of multiprocessors, of which seven have 16 or 18 and one fewer
 (cuOccupancyMaxActiveClusters says 15 clusters of 8 on an H200; an H100 took sixteen of 6 at once, and not sixteen of 7). Counted are groups of 16, as
 not every GPU has those of 18: an H100 took eighteen clusters of 6 in two waves, 36.5 µs where sixteen took 21.2. The others follow from such groups.

@@ -80,9 +80,9 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
         g: dy (plus more, where it reads y) behind the activation; elsewhere more is added to dx. dz is written at last, so that no block waits for
         its stores at the cluster's barrier.
 
-        grid CLUSTER·C/CHANNELS, block 256 or 512; owns: a cluster CHANNELS channels, a block ⌈M/CLUSTER⌉ pixels, a thread 16 bytes of every ROWS-th.
-        dy, x and a `more` that is added to dx are parts of so many channels as the last arguments say, or all of them.
-        shared: the block's x and dy (g behind a ReLU) as they are stored, and 88 to 152 bytes a channel.
+        grid CLUSTER·C/CHANNELS, block 256 or 512; owns: per cluster CHANNELS channels, per block ⌈M/CLUSTER⌉ pixels, per thread 16 bytes of every
+        ROWS-th. dy, x and a `more` that is added to dx are parts of so many channels as the last arguments say, or all of them.
+        shared: the block's x and dy (g behind a ReLU) as they are stored, and 88 to 152 bytes per channel.
         moves 12·x bytes, 20·x where it reads y and writes dz, 4·x more with `more`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """
         memory = cuda.shared.array(0, f4)

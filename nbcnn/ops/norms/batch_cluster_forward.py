@@ -62,9 +62,9 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
         A block sums distances from its first pixel, which is one of its values, so a variance loses no digits to a large mean; blocks are joined by
         Chan's formula. That is as exact as batch_forward.py's three launches and needs one pass and one exchange, where a mean first and squares
         behind it need two of each.
-        grid CLUSTER·C/CHANNELS, block 256 or 512; owns: a cluster CHANNELS channels, a block ⌈M/CLUSTER⌉ pixels, a thread 16 bytes of every ROWS-th.
-        x and y are parts of `x_channels` and `y_channels` channels, or all of them.
-        shared: the block's x as it is stored, and 88 to 152 bytes a channel; moves 8·x bytes, 12·x with `other`.
+        grid CLUSTER·C/CHANNELS, block 256 or 512; owns: per cluster CHANNELS channels, per block ⌈M/CLUSTER⌉ pixels, per thread 16 bytes of every
+        ROWS-th. x and y are parts of `x_channels` and `y_channels` channels, or all of them.
+        shared: the block's x as it is stored, and 88 to 152 bytes per channel; moves 8·x bytes, 12·x with `other`.
         source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
         """
         memory = cuda.shared.array(0, f4)

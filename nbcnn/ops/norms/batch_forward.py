@@ -47,9 +47,9 @@ def moments_kernel(kind: str, share: Share) -> Any:
         """partials (2,C,chunks) = the mean and Σ (x − mean)² of every channel of the block's chunk of pixels.
 
         The sums are of distances from the chunk's first pixel, which is one of its values: so a variance loses no digits to a large mean.
-        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
+        grid (tiles of channels, chunks), block up to 256; owns: one block per chunk, per thread `width` channels of every ROWS-th pixel of it.
         x is a part of `x_channels` channels, or all of them.
-        shared 8·width bytes a thread; moves 4·x bytes, once.
+        shared 8·width bytes per thread; moves 4·x bytes, once.
         source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
         """
         memory = cuda.shared.array(MEMORY, f4)
@@ -92,7 +92,7 @@ def moments_kernel(kind: str, share: Share) -> Any:
 def over_chunks(threads: int) -> Any:
     """Device function (values, partials, c, M, C, chunk, chunks): the mean and the variance of channel c from its chunks' (Chan's formula).
 
-    values: shared, one float32 a thread. All threads of the block call it.
+    values: shared, one float32 per thread. All threads of the block call it.
     """
     in_block = column_sum(1, threads)
     THREADS = threads
@@ -121,7 +121,7 @@ def statistics_kernel() -> Any:
     def batchnorm_statistics_kernel(partials, mean, rstd, running_mean, running_var, M, C, chunk, chunks, eps, momentum):
         """mean, rstd = 1/√(variance + eps) of every channel; running ← (1 − momentum)·running + momentum·(of the batch, the variance unbiased).
 
-        grid C, block 256; owns: a block a channel; shared 4 bytes a thread; moves 8·C·chunks bytes.
+        grid C, block 256; owns: one block per channel; shared 4 bytes per thread; moves 8·C·chunks bytes.
         """
         values = cuda.shared.array(THREADS, f4)
         c = cuda.blockIdx.x
@@ -144,7 +144,7 @@ def part_kernel() -> Any:
     def batchnorm_part_kernel(partials, parts, M, C, chunk, chunks, ranks, rank, images):
         """parts[rank] = (images, mean, variance) of every channel of this rank's part of the batch, 0 in the other ranks' rows.
 
-        grid C, block 256; owns: a block a channel; shared 4 bytes a thread; moves 8·C·chunks bytes.
+        grid C, block 256; owns: one block per channel; shared 4 bytes per thread; moves 8·C·chunks bytes.
         """
         values = cuda.shared.array(THREADS, f4)
         tid, c = cuda.threadIdx.x, cuda.blockIdx.x
@@ -165,7 +165,7 @@ def together_kernel() -> Any:
         """mean, rstd of every channel of the batch of all ranks, and running statistics, from every rank's row of `parts`.
 
         Chan's formula: mean = Σ n_r·mean_r / n, variance = Σ n_r·(variance_r + (mean_r − mean)²) / n; the same bits on every rank.
-        grid ⌈C/256⌉, block 256; owns: a thread a channel; shared none; moves 12·ranks·C bytes.
+        grid ⌈C/256⌉, block 256; owns: one thread per channel; shared none; moves 12·ranks·C bytes.
         """
         c = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if c < C:
@@ -214,7 +214,7 @@ def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bo
     def batchnorm_apply_kernel(x, other, weight, bias, mean, spread, y, M, C, HW, chunk, group, eps, x_channels, y_channels):
         """y = f((x − mean)·(weight·rstd) + bias), or plus `other` inside f.
 
-        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, the last ones first, a thread `width` channels of every
+        grid (tiles of channels, chunks), block up to 256; owns: one block per chunk, the last ones first, per thread `width` channels of every
         ROWS-th pixel of it. x and y are parts of `x_channels` and `y_channels` channels, or all of them.
         shared none; moves 8·x bytes, 12·x with `other`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """

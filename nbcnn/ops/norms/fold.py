@@ -43,7 +43,7 @@ def fold_kernel(biased: bool) -> Any:
     def batchnorm_fold_kernel(w, b, weight, bias, running_mean, running_var, folded, shift, K, T, eps):
         """folded = s·w, shift = bias + s·(b − running_mean) with s = weight/√(running_var + eps).
 
-        grid ⌈K·T/32⌉, block 32; owns: a thread an element of w, the first of each filter also its shift. shared none; moves 8·w bytes.
+        grid ⌈K·T/32⌉, block 32; owns: one thread per element of w, the first of each filter also its shift. shared none; moves 8·w bytes.
         source: arXiv:1712.05877.
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x

@@ -84,7 +84,7 @@ def statistics_kernel(threads: int) -> Any:
     def groupnorm_statistics_kernel(partials, mean, rstd, count, C, group, per, chunk, chunks, eps):
         """mean, rstd = 1/√(variance + eps) of every group of an image, from the moments (2,C,chunks) of its chunks (Chan's formula).
 
-        grid ⌈N·groups/groups of a block⌉, block 128; owns: a few threads a group; shared 8 bytes a thread; moves 8·C·chunks bytes.
+        grid ⌈N·groups/groups of a block⌉, block 128; owns: a few threads per group; shared 8 bytes per thread; moves 8·C·chunks bytes.
         source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
         """
         means = cuda.shared.array(THREADS, f4)
@@ -128,7 +128,7 @@ def pulls_kernel(threads: int, affine: bool) -> Any:
     def groupnorm_pulls_kernel(partials, weight, rstd, pulls, count, C, group, per, K, chunks):
         """pulls (2,N·groups) = rstd·Σ h/K, rstd³·Σ h·(x − μ)/K of every group, from Σ g, Σ g·(x − μ) of its chunks (2,C,chunks).
 
-        grid ⌈N·groups/groups of a block⌉, block 128; owns: a few threads a group; shared 8 bytes a thread; moves 8·C·chunks bytes.
+        grid ⌈N·groups/groups of a block⌉, block 128; owns: a few threads per group; shared 8 bytes per thread; moves 8·C·chunks bytes.
         """
         plain = cuda.shared.array(THREADS, f4)
         centred = cuda.shared.array(THREADS, f4)
@@ -162,7 +162,7 @@ def wgrad_kernel() -> Any:
     def groupnorm_wgrad_kernel(partials, rstd, dweight, dbias, C, group, per, chunks):
         """dbias = Σ g, dweight = Σ_n rstd·Σ g·(x − μ) of every channel over its chunks.
 
-        grid C, block 256; owns: a block a channel; shared 4 bytes a thread; moves 8·C·chunks bytes.
+        grid C, block 256; owns: one block per channel; shared 4 bytes per thread; moves 8·C·chunks bytes.
         """
         values = cuda.shared.array(THREADS, f4)
         tid, c = cuda.threadIdx.x, cuda.blockIdx.x
@@ -193,7 +193,7 @@ def dgrad_kernel(kind: str, share: Share, affine: bool) -> Any:
     def groupnorm_dgrad_kernel(dy, x, weight, mean, rstd, pulls, dx, count, M, C, HW, chunk, group):
         """dx = rstd·(weight·g − Σ h/K − (x − μ)·rstd²·Σ h·(x − μ)/K); pulls (2,N·groups) as `groupnorm_pulls_kernel` makes them.
 
-        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, the last ones first, a thread `width` channels of every
+        grid (tiles of channels, chunks), block up to 256; owns: one block per chunk, the last ones first, per thread `width` channels of every
         ROWS-th pixel of it. shared none; moves 12·x bytes.
         """
         grads = cuda.local.array(FLOATS, f4)

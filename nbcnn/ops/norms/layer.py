@@ -79,7 +79,7 @@ def ordered_kernel(back: bool) -> Any:
     def layernorm_ordered_kernel(a, b, to_a, to_b, K, C, HW):
         """to_a, to_b = a, b of every element of an example of images stored NHWC, in the other order.
 
-        grid ⌈K/256⌉, block 256; owns: a thread an element; shared none; moves 16·K bytes.
+        grid ⌈K/256⌉, block 256; owns: one thread per element; shared none; moves 16·K bytes.
         """
         e = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if e < K:
@@ -100,8 +100,8 @@ def fprop_kernel(kind: str, width: int, threads: int) -> Any:
     def layernorm_fprop_kernel(x, weight, bias, y, mean, rstd, K, eps):
         """y = weight·(x − μ)·rstd + bias; mean, rstd of every example. Sums are of distances from the example's first element.
 
-        grid N, block 32–256; owns: a block an example, a thread `width` neighbouring elements of every THREADS·width.
-        shared 4 bytes a thread; moves 8·x bytes (x is read again from its end, out of a cache). source: arXiv:1607.06450.
+        grid N, block 32–256; owns: one block per example, per thread `width` neighbouring elements of every THREADS·width.
+        shared 4 bytes per thread; moves 8·x bytes (x is read again from its end, out of a cache). source: arXiv:1607.06450.
         """
         sums = cuda.shared.array(THREADS, f4)
         values = cuda.local.array(FLOATS, f4)
@@ -166,8 +166,8 @@ def dgrad_kernel(kind: str, width: int, threads: int) -> Any:
     def layernorm_dgrad_kernel(dy, x, weight, mean, rstd, dx, K):
         """dx = rstd·(h − Σ h/K − x̂·Σ h·x̂/K), h = weight·dy.
 
-        grid N, block 32–256; owns: a block an example, a thread `width` neighbouring elements of every THREADS·width.
-        shared 4 bytes a thread; moves 12·x bytes (x and dy are read again from their end, out of a cache).
+        grid N, block 32–256; owns: one block per example, per thread `width` neighbouring elements of every THREADS·width.
+        shared 4 bytes per thread; moves 12·x bytes (x and dy are read again from their end, out of a cache).
         """
         sums = cuda.shared.array(THREADS, f4)
         values = cuda.local.array(FLOATS, f4)
@@ -232,7 +232,7 @@ def wgrad_kernel(kind: str, width: int) -> Any:
     def layernorm_wgrad_kernel(dy, x, mean, rstd, dweight, dbias, N, K):
         """dweight = Σ_n dy·x̂, dbias = Σ_n dy of every element of an example.
 
-        grid ⌈K/(32·width)⌉, block 256; owns: a thread `width` neighbouring elements of every eighth example. shared 8·width bytes a thread;
+        grid ⌈K/(32·width)⌉, block 256; owns: per thread `width` neighbouring elements of every eighth example. shared 8·width bytes per thread;
         moves 8·x bytes.
         """
         memory = cuda.shared.array(MEMORY, f4)

@@ -128,7 +128,7 @@ def slab_position(slab: Slab) -> Any:
 def column_sum(columns: int, threads: int) -> Any:
     """Device function (values, value): the sum of `value` over the rows of the thread's column, the same in each of them.
 
-    values: shared, one float32 a thread. Every thread of the block must call it; the order of addition is a fixed tree.
+    values: shared, one float32 per thread. Every thread of the block must call it; the order of addition is a fixed tree.
     """
     half_way = threads // 2
 

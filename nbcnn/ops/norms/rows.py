@@ -25,8 +25,8 @@ def rows_kernel(rows: int, columns: int, threads: int) -> Any:
     def evonorm_rows_kernel(partials, a, b, c, d, N, C):
         """out[c] = Σ_n partials[row, n, c] for row = blockIdx.y and out = a, b, c or d.
 
-        grid (⌈C/columns⌉, rows), block up to 256; owns: a block up to 32 channels of a row, a thread every eighth image of one.
-        shared 4 bytes a thread; moves 4·N·C bytes a row.
+        grid (⌈C/columns⌉, rows), block up to 256; owns: per block up to 32 channels of a row, per thread every eighth image of one.
+        shared 4 bytes per thread; moves 4·N·C bytes per row.
         """
         values = cuda.shared.array(THREADS, f4)
         tid = cuda.threadIdx.x

@@ -36,8 +36,8 @@ def fprop_kernel(kind: str, slab: Slab) -> Any:
     def evonorm_s0_fprop_kernel(x, gamma, beta, v, y, shift, std, slabs, C, HW, step_c, step_p, eps):
         """y = γ·x·σ(v·x)/s + β; shift, std of every group.
 
-        grid N·slabs, block 32–256; owns: a block whole groups of an image, a thread pixels of one channel at a time.
-        shared 4 bytes a thread; moves 8·x bytes (two further reads of x hit L1). source: arXiv:2004.02967.
+        grid N·slabs, block 32–256; owns: per block whole groups of an image, per thread pixels of one channel at a time.
+        shared 4 bytes per thread; moves 8·x bytes (two further reads of x hit L1). source: arXiv:2004.02967.
         """
         values = cuda.shared.array(THREADS, f4)
         n, first, column, row, mine, channels = position(slabs, C)
@@ -85,8 +85,8 @@ def grads_kernel(kind: str, slab: Slab) -> Any:
     def evonorm_s0_grads_kernel(dy, x, gamma, v, shift, std, dx, partials, slabs, N, C, HW, step_c, step_p):
         """dx; and of every plane Σ g, Σ g·p/s, Σ h·x²σ(1−σ)/s, in partials (3,N,C).
 
-        grid N·slabs, block 32–256; owns: a block whole groups of an image, a thread pixels of one channel at a time.
-        shared 4 bytes a thread; moves 12·x bytes (the second read of x and dy hits L1). source: arXiv:2004.02967.
+        grid N·slabs, block 32–256; owns: per block whole groups of an image, per thread pixels of one channel at a time.
+        shared 4 bytes per thread; moves 12·x bytes (the second read of x and dy hits L1). source: arXiv:2004.02967.
         """
         values = cuda.shared.array(THREADS, f4)
         n, first, column, row, mine, channels = position(slabs, C)
@@ -164,7 +164,7 @@ def scratch_grads(call: Call) -> int:
 
 
 def _extents(call: Call, image: int) -> tuple[Slab, np.int32, int, tuple[np.int32, ...]]:
-    """The slab, slabs an image, the grid, and the extents that the kernels take."""
+    """The slab, slabs per image, the grid, and the extents that the kernels take."""
     shape = call.in_shapes[image]
     slab = slab_of(shape, call.layout, shape[1] // call.attrs["groups"])
     slabs = -(-shape[1] // slab.channels)

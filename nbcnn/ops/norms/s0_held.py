@@ -35,8 +35,8 @@ def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
     def evonorm_s0_fprop_kernel(x, gamma, beta, v, y, shift, std, C, HW, eps):
         """y = γ·x·σ(v·x)/s + β; shift, std of every group.
 
-        grid (slabs, N), block up to 512; owns: a block a slab of whole groups of an image, a thread up to 32 pixels of a channel, in registers.
-        shared 12 bytes a group and warp; moves 8·x bytes. source: arXiv:2004.02967.
+        grid (slabs, N), block up to 512; owns: one block per slab of whole groups of an image, per thread up to 32 pixels of a channel, in registers.
+        shared 12 bytes per group and warp; moves 8·x bytes. source: arXiv:2004.02967.
         """
         kept = cuda.shared.array(KEPT, f4)
         values = cuda.local.array(FLOATS, f4)
@@ -85,8 +85,8 @@ def grads_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
     def evonorm_s0_grads_kernel(dy, x, gamma, v, shift, std, dx, partials, dgamma, dbeta, dv, counters, N, C, HW):
         """dx, dgamma, dbeta, dv. Of every plane Σ g, Σ g·p/s, Σ h·x²σ(1−σ)/s go to partials (3,C,N); the last block of a slab's adds them.
 
-        grid (slabs, N), block up to 512; owns: a block a slab of whole groups of an image, a thread up to 32 pixels of a channel, in registers.
-        shared 12 bytes a plane and warp; moves 12·x bytes. source: arXiv:2004.02967.
+        grid (slabs, N), block up to 512; owns: one block per slab of whole groups of an image, per thread up to 32 pixels of a channel, in registers.
+        shared 12 bytes per plane and warp; moves 12·x bytes. source: arXiv:2004.02967.
         """
         sums = cuda.shared.array(SUMS, f4)
         last = cuda.shared.array(1, i4)

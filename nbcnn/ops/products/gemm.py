@@ -54,8 +54,8 @@ def simple_kernel(kind: str) -> Any:
     def gemm_simple_kernel(a, b, c, M, N, K):
         """c[m][n] = Σ_k a[m][k] · b[n][k], added in float32.
 
-        grid: (⌈N/32⌉, ⌈M/8⌉), block 32×8; owns: a thread one result, neighbours share a row of a.
-        shared none; moves 8 bytes a product through the caches, and c once. source: the definition.
+        grid: (⌈N/32⌉, ⌈M/8⌉), block 32×8; owns: per thread one result, neighbours share a row of a.
+        shared none; moves 8 bytes per product through the caches, and c once. source: the definition.
         """
         n, m = cuda.blockIdx.x * ACROSS + cuda.threadIdx.x, cuda.blockIdx.y * DOWN + cuda.threadIdx.y
         if m < M and n < N:
@@ -130,7 +130,7 @@ def engine(conv: Impl) -> Impl:
     def refused(call: Call, target: Target) -> str | None:
         K = extents(call)[2]
         if K % WHOLE:
-            return f"{K} products a sum are no multiple of {WHOLE}: rows of b would have to be padded"
+            return f"{K} products per sum are no multiple of {WHOLE}: rows of b would have to be padded"
         return supports(call, target) or conv.supports(as_conv(call), target)
 
     def bytes_of(call: Call) -> Sequence[Traffic]:

@@ -106,7 +106,7 @@ def _producer(tile: Tile, kind_name: str) -> Any:
 
 @cache
 def _four_words(first: int) -> Any:
-    """Device function (acc, c, at, lane, wanted): sums first … of four eights of columns, rounded to bfloat16, 16 bytes a lane.
+    """Device function (acc, c, at, lane, wanted): sums first … of four eights of columns, rounded to bfloat16, 16 bytes per lane.
 
     A lane holds two columns of each eight; the four lanes of a row exchange them, so that each has all of one eight: it transposes 4×4 words.
     """
@@ -196,7 +196,7 @@ def product_kernel(tile: Tile, kind_name: str) -> Any:
         block   `groups` warpgroups that multiply, one warp of which a single thread has tiles fetched.
         owns    block BM × BN at a time, warpgroup BM/groups × BN, thread 2 columns of 8, every 8th row.
         shared  the ring of stages, (BM + BN)·128 bytes each, and its barriers.
-        moves   a once a column of tiles, b once a row of tiles, mostly out of L2; c once.
+        moves   a once per column of tiles, b once per row of tiles, mostly out of L2; c once.
         needs   compute capability 9.0; rows of a and b of whole 16 bytes, N a multiple of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions"; CUTLASS, "Efficient GEMM in CUDA" (persistent, warp specialised).
         """

@@ -200,7 +200,7 @@ def gram_kernel() -> Any:
         block   two warpgroups that multiply, one warp of which a single thread has tiles fetched.
         owns    block 128 × 128 at a time, warpgroup 64 × 128, thread 2 columns of 8, every 8th row: 64 sums of a step, 64 totals.
         shared  three stages of 64 KiB (both halves of 128 rows of a and of b), and their barriers.
-        moves   4 bytes a feature: a once a column of tiles, b once a row of tiles, out of L2; symmetric tiles read half as often. k is written
+        moves   4 bytes per feature: a once per column of tiles, b once per row of tiles, out of L2; symmetric tiles read half as often. k is written
                 once, and read once where it is added to.
         needs   compute capability 9.0; halves whose width is a multiple of 64.
         source  H. Ootomo, R. Yokota, "Recovering single precision accuracy from tensor cores …", IJHPCA 36 (2022).

@@ -47,7 +47,7 @@ def product_of_parts_kernel(a, b, c, M, N, K, pitch_a, pitch_b, pitch_c, from_a,
 
     gemm    GM, GN, GK = M, N, K.
     grid    (⌈N/64⌉, ⌈M/64⌉); block 256.
-    owns    a block 64×64, a thread every 16th row and column: 4×4.
+    owns    per block 64×64, per thread every 16th row and column: 4×4.
     shared  2·32·65·4 bytes; moves per block 4·K·128 + 4·64·64 bytes.
     needs   K, pitches and the first elements of a and b multiples of 4.
     source  the definition; sums in two levels as in Higham, "Accuracy and Stability of Numerical Algorithms", section 4.

@@ -32,7 +32,8 @@ def keep_winner(r: np.ndarray) -> None:
 def keep_winner_kernel(r, K, M):
     """r[k, m] = r[k, m] if k is the first of the rows with the largest |r[·, m]|, else 0.
 
-    grid ⌈M/128⌉, block 128; owns: a thread a column, neighbours read neighbours; shared none; moves 12·K bytes a column; source: the definition.
+    grid ⌈M/128⌉, block 128; owns: one thread per column, neighbours read neighbours; shared none; moves 12·K bytes per column; source: the
+    definition.
     """
     m = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if m < M:

@@ -75,7 +75,7 @@ def bind(call: Call) -> list[Launch]:
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`: the rows of every window, as if no two overlapped, and its target; of starts and order 8 bytes an element, not counted."""
+    """Bytes of `bind`: the rows of every window, as if no two overlapped, and its target; of starts and order 8 bytes per element, not counted."""
     return [once(4 * sum(numel(shape) for shape in call.out_shapes), outputs(call))]
 
 

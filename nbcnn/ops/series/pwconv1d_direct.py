@@ -90,7 +90,7 @@ def hours_product(tile: Tile, whole_tiles: bool, bias: bool) -> Any:
         """y[n // L][m][n % L] = Σ_k w[k][m] · x[n // L][k][n % L] (+ b[m]).
 
         gemm: GM channels made, GN = N·L hours, GK channels summed; w has rows of `pitch` floats (GM rounded up to 4).
-        grid: tiles of BM×BN, those of the same hours one behind the other; owns: a block BM×BN, a thread TM×TN.
+        grid: tiles of BM×BN, those of the same hours one behind the other; owns: per block BM×BN, per thread TM×TN.
         shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·GK·(BM + BN) + 4·BM·BN bytes. needs: L a multiple of 4.
         """
         tiles_m = quotient(GM + (BM - 1), BM)
@@ -120,7 +120,7 @@ def channels_product(tile: Tile, vector_out: bool, bias: bool) -> Any:
     def channels_product_kernel(dy, x, dw, db, K, C, GK, L, k_tiles):
         """dw[z][k][c] = Σ_(n,l) dy[n][k][l] · x[n][c][l], db[z][k] = Σ_(n,l) dy[n][k][l], over part z of the GK = N·L hours.
 
-        gemm: GM, GN = K, C. grid: (tiles of BM×BN, parts of k_tiles·BK hours); owns: a block BM×BN, a thread TM×TN.
+        gemm: GM, GN = K, C. grid: (tiles of BM×BN, parts of k_tiles·BK hours); owns: per block BM×BN, per thread TM×TN.
         shared: 2·BK·(BM + BN + 8)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes. needs: L a multiple of BK.
         """
         m0, n0 = corner(C)
@@ -233,14 +233,14 @@ def pack(call: Call) -> np.ndarray:
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`: series once a row of tiles, weights once a column of tiles."""
+    """Bytes of `bind`: series once per row of tiles, weights once per column of tiles."""
     (GM, GN, GK), tile = extents(call), call.tile
     read = 4 * GK * (GN * ceil_div(GM, tile.BM) + padded(GM) * ceil_div(GN, tile.BN))
     return [Traffic(read, 4 * GM * GN, 4 * GK * (GN + padded(GM)))]
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:
-    """Bytes of `bind_wgrad`: dy once a column of tiles, x once a row of tiles."""
+    """Bytes of `bind_wgrad`: dy once per column of tiles, x once per row of tiles."""
     (GM, GN, GK), tile, bias = extents(call), call.tile, len(call.out_shapes) == 2
     read = 4 * GK * (GM * ceil_div(GN, tile.BN) + GN * ceil_div(GM, tile.BM))
     product = Traffic(read, 4 * tile.split * (GM * GN + GM * bias), 4 * GK * (GM + GN))

@@ -95,7 +95,7 @@ def gated_product(tile: Tile, whole_tiles: bool, keep: bool, plus: bool) -> Any:
         """y[n // L][c][n % L] = p·σ(q) (+ r), and z of the 2C channels: p of channel c, q of channel C + c of Σ_k w[k][m] · x[n // L][k][n % L] + b.
 
         gemm: GM rows of w, whole tiles of BM/2 channels p and their BM/2 channels q; GN = N·L hours; GK channels summed.
-        grid: tiles of BM×BN, those of the same hours one behind the other; owns: a block BM/2 channels and BN hours, a thread 4·TN of them.
+        grid: tiles of BM×BN, those of the same hours one behind the other; owns: per block BM/2 channels and BN hours, per thread 4·TN of them.
         shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·GK·(BM + BN) + 2·BM·BN bytes of y, as many of r, 4·BM·BN of z.
         needs: L a multiple of 4.
         """

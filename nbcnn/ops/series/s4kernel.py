@@ -11,7 +11,7 @@ Backward, with G_w = ∂L/∂Re w + i·∂L/∂Im w, for which G_w = G_f·conj(f
     dc_re, dc_im = G_C;   da_re = −e^{a_re}·Re G_A,   da_im = Im G_A;   dlog_dt = dt·Σ_s Re(G_z·conj(A))
 
 Everything between the float32 parameters and the float32 filter is float64, here and in the kernels: the angle Im z·l reaches
-hundreds of radians, of which float32 would leave four digits, and there are only C·S·T terms a training step. For |z| < 1e-3
+hundreds of radians, of which float32 would leave four digits, and there are only C·S·T terms per training step. For |z| < 1e-3
 β is dt·(1 + z/2 + z²/6), whose next term is 1e-9/24, instead of a difference that cancels.
 
 Source: A. Gu, A. Gupta, K. Goel, C. Ré, "On the Parameterization and Initialization of Diagonal State Space Models", arXiv:2206.11893.
@@ -40,7 +40,7 @@ from nbcnn.plan.shapes import numel
 
 FPROP_THREADS = 64
 MOST_STATES = 512
-"""Complex states a channel: their shared memory is 32 bytes each forward, 8 backward."""
+"""Complex states per channel: their shared memory is 32 bytes each forward, 8 backward."""
 SMALL = 1e-3
 
 
@@ -102,7 +102,7 @@ def _state(log_dt, a_re, a_im):
 
 @functools.cache
 def fprop_kernel(states: int) -> Any:
-    """The forward kernel for `states` complex states a channel."""
+    """The forward kernel for `states` complex states per channel."""
 
     @jit()
     def s4kernel_fprop_kernel(log_dt, a_re, a_im, c_re, c_im, k, T):
@@ -142,13 +142,13 @@ def fprop_kernel(states: int) -> Any:
 
 @functools.cache
 def dgrad_kernel(states: int, threads: int) -> Any:
-    """The backward kernel for `states` complex states a channel, `threads` of a block."""
+    """The backward kernel for `states` complex states per channel, `threads` of a block."""
 
     @jit()
     def s4kernel_dgrad_kernel(dk, log_dt, a_re, a_im, c_re, c_im, d_log_dt, d_a_re, d_a_im, d_c_re, d_c_im, T):
         """The five gradients of the module's formulas; e^{zl} by repeated multiplication with e^z, l·ε64 off at most.
 
-        grid C, block the states in whole warps (at most 256); a block owns a channel, a thread every `threads`th state.
+        grid C, block the states in whole warps (at most 256); a block owns a channel, per thread every `threads`th state.
         shared 8·S bytes (the terms of dlog_dt, summed in order by one thread); moves 32·C·S + 4·C·T bytes. source: the chain rule.
         """
         terms = cuda.shared.array(states, types.float64)
@@ -199,7 +199,7 @@ def dgrad_kernel(states: int, threads: int) -> Any:
 def supports(call: Call, target: Target) -> str | None:
     """None, or why the states do not fit a block's shared memory."""
     states = call.in_shapes[2][1]
-    return None if states <= MOST_STATES else f"{states} states a channel are more than {MOST_STATES}"
+    return None if states <= MOST_STATES else f"{states} states per channel are more than {MOST_STATES}"
 
 
 def bind_fprop(call: Call) -> list[Launch]:

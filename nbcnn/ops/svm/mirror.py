@@ -61,7 +61,8 @@ def weigh(k: np.ndarray, row_factors: np.ndarray, column_factors: np.ndarray, *,
 
 @jit()
 def apart_kernel(rows, mirrored, squared, count, pitch):
-    """|x − x'|², added in float64. grid ⌈rows/8⌉, block 256; owns: a warp a row; shared none; moves 8·pitch bytes a row; source: the definition."""
+    """|x − x'|², added in float64. grid ⌈rows/8⌉, block 256; owns: one warp per row; shared none; moves 8·pitch bytes per row; source: the
+    definition."""
     lane, row = cuda.threadIdx.x & 31, cuda.blockIdx.x * (THREADS // WARP) + (cuda.threadIdx.x >> 5)
     from_ = i8(min(row, count - 1)) * pitch
     total = f8(0)
@@ -77,7 +78,7 @@ def apart_kernel(rows, mirrored, squared, count, pitch):
 def add_values_kernel(values, k, columns, pitch):
     """k[r·pitch + c] += values[r·columns + c].
 
-    grid: rows, block 256; owns: a block a row; shared none; moves 12 bytes a value; source: the definition.
+    grid: rows, block 256; owns: one block per row; shared none; moves 12 bytes per value; source: the definition.
     """
     row = cuda.blockIdx.x
     for c in range(cuda.threadIdx.x, columns, THREADS):
@@ -89,8 +90,8 @@ def add_transpose_kernel(k, n, pitch):
     """k += kᵀ in place.
 
     grid    (⌈n/32⌉, ⌈n/32⌉), of which blocks below the diagonal do nothing; block 32×8.
-    owns    a block a tile of 32×32 values and the tile that is its transpose: both are read before either is written.
-    shared  2·32·33·4 bytes; moves 8 bytes a value; source: the definition.
+    owns    one block per tile of 32×32 values and the tile that is its transpose: both are read before either is written.
+    shared  2·32·33·4 bytes; moves 8 bytes per value; source: the definition.
     """
     up = cuda.shared.array(_SHARED, f4)
     down = cuda.shared.array(_SHARED, f4)
@@ -114,7 +115,7 @@ def add_transpose_kernel(k, n, pitch):
 def weigh_kernel(k, row_factors, column_factors, columns, pitch, unit):
     """k[r·pitch + c] *= s_r·s_c; the diagonal becomes 1 if `unit`.
 
-    grid: rows, block 256; owns: a block a row; shared none; moves 8 bytes a value; source: the definition.
+    grid: rows, block 256; owns: one block per row; shared none; moves 8 bytes per value; source: the definition.
     """
     row = cuda.blockIdx.x
     factor = row_factors[row]

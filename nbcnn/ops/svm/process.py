@@ -95,8 +95,8 @@ def blur_kernel_for(height: int, width: int) -> Any:
         """x = Σ w·x over a neighbourhood of 3×3 in place, w = [1 2 1]ᵀ[1 2 1]/16; outside a map its nearest value counts.
 
         grid    (samples, ⌈C / maps⌉), block 256.
-        owns    a block as many maps of a sample as have 1,024 values, at least one; a thread every 256th value.
-        shared  4 bytes a value; moves 8 bytes a value; source: the binomial filter of order two.
+        owns    per block as many maps of a sample as have 1,024 values, at least one; a thread every 256th value.
+        shared  4 bytes per value; moves 8 bytes a value; source: the binomial filter of order two.
         """
         values = cuda.shared.array(VALUES, f4)
         first = cuda.blockIdx.y * MAPS
@@ -119,7 +119,8 @@ def blur_kernel_for(height: int, width: int) -> Any:
 
 @jit()
 def signed_root_kernel(rows, places, width, pitch):
-    """x = sign(x)·√|x| in place. grid: samples, block 256; owns: a block a row; shared none; moves 8·width bytes a row; source: the definition."""
+    """x = sign(x)·√|x| in place. grid: samples, block 256; owns: one block per row; shared none; moves 8·width bytes per row; source: the
+    definition."""
     from_ = i8(places[cuda.blockIdx.x]) * pitch
     for c in range(cuda.threadIdx.x, width, THREADS):
         value = rows[from_ + c]
@@ -129,7 +130,7 @@ def signed_root_kernel(rows, places, width, pitch):
 
 @jit()
 def centred_kernel(rows, places, mean, packed, width, pitch):
-    """packed[r] = rows[places[r]] − mean. grid: samples, block 256; owns: a block a row; shared none; moves 8·width bytes a row."""
+    """packed[r] = rows[places[r]] − mean. grid: samples, block 256; owns: one block per row; shared none; moves 8·width bytes per row."""
     r = cuda.blockIdx.x
     from_ = i8(places[r]) * pitch
     for c in range(cuda.threadIdx.x, width, THREADS):
@@ -159,8 +160,8 @@ def channel_products_kernel_for(positions: int) -> Any:
 
         gemm    GM, GN = C, C; GK = samples·P, in parts of `share` terms.
         grid    (⌈C/64⌉, ⌈C/64⌉, parts), of which blocks below the diagonal do nothing; block 256.
-        owns    a block 64×64 sums of a part, a thread every 16th row and column: 4×4.
-        shared  2·32·65·4 bytes; moves 4·128 bytes a term and block.
+        owns    per block 64×64 sums of a part, per thread every 16th row and column: 4×4.
+        shared  2·32·65·4 bytes; moves 4·128 bytes per term and block.
         source  the definition; 32 products are added in float32 and these sums in float64, as in `products/parts.py` (`kernel/square_tile.py`).
         """
         m0, n0 = cuda.blockIdx.y * SIDE, cuda.blockIdx.x * SIDE
@@ -200,7 +201,7 @@ def whiten_kernel_for(positions: int) -> Any:
 
         gemm    GM = samples·P, GN, GK = C, C.
         grid    (⌈samples·P/64⌉, ⌈C/64⌉); block 256.
-        owns    a block 64 positions × 64 channels, a thread every 16th of both: 4×4.
+        owns    per block 64 positions × 64 channels, per thread every 16th of both: 4×4.
         shared  2·32·65·4 bytes; moves per block 4·C·128 + 4·64·64 bytes.
         source  the definition.
         """
@@ -245,7 +246,8 @@ def whiten_kernel_for(positions: int) -> Any:
 def unit_rows_kernel(rows, places, mean, count, width, pitch):
     """x = (x − mean) / |x − mean| in place, the length added in float64.
 
-    grid ⌈samples/8⌉, block 256; owns: a warp a row; shared none; moves 12·width bytes a row, of which 4 come out of a cache; source: the definition.
+    grid ⌈samples/8⌉, block 256; owns: one warp per row; shared none; moves 12·width bytes per row, of which 4 come out of a cache; source: the
+    definition.
     """
     lane, r = cuda.threadIdx.x & 31, cuda.blockIdx.x * (THREADS // WARP) + (cuda.threadIdx.x >> 5)
     if r < count:

@@ -80,7 +80,8 @@ def halves(rows: np.ndarray, split: np.ndarray, *, scale: float) -> None:
 
 @jit()
 def place_rows_kernel(staged, places, rows, width, pitch):
-    """rows[places[r]] = staged[r], zeros behind it. grid: staged rows, block 256; owns: a block a row; shared none; moves 4·(width + pitch) a row."""
+    """rows[places[r]] = staged[r], zeros behind it. grid: staged rows, block 256; owns: one block per row; shared none; moves 4·(width + pitch) per
+    row."""
     r = cuda.blockIdx.x
     to = i8(places[r]) * pitch
     for c in range(cuda.threadIdx.x, pitch, THREADS):
@@ -91,7 +92,7 @@ def place_rows_kernel(staged, places, rows, width, pitch):
 def moments_kernel(rows, places, centre, sums, squares, count, width, pitch, parts):
     """Σ (x − centre), Σ (x − centre)² of 128 features over samples p, p + parts, …, in float64.
 
-    grid (⌈width/128⌉, parts), block 128; owns: a thread a feature of a part; shared none; moves 4 bytes a value. source: the definition.
+    grid (⌈width/128⌉, parts), block 128; owns: one thread per feature of a part; shared none; moves 4 bytes per value. source: the definition.
     """
     c, part = cuda.blockIdx.x * COLUMNS + cuda.threadIdx.x, cuda.blockIdx.y
     if c < width:
@@ -106,7 +107,7 @@ def moments_kernel(rows, places, centre, sums, squares, count, width, pitch, par
 
 @jit()
 def standardise_kernel(rows, places, mean, deviation, width, pitch):
-    """x = (x − mean) / deviation in place. grid: samples, block 256; owns: a block a row; shared none; moves 8·width bytes a row."""
+    """x = (x − mean) / deviation in place. grid: samples, block 256; owns: one block per row; shared none; moves 8·width bytes per row."""
     to = i8(places[cuda.blockIdx.x]) * pitch
     for c in range(cuda.threadIdx.x, width, THREADS):
         rows[to + c] = (rows[to + c] - mean[c]) / deviation[c]
@@ -114,7 +115,8 @@ def standardise_kernel(rows, places, mean, deviation, width, pitch):
 
 @jit()
 def norms_kernel(rows, exact, rounded, largest, count, pitch):
-    """|x|², added in float64, and max |x| of every row. grid ⌈rows/8⌉, block 256; owns: a warp a row; shared none; moves 4·pitch bytes a row."""
+    """|x|², added in float64, and max |x| of every row. grid ⌈rows/8⌉, block 256; owns: one warp per row; shared none; moves 4·pitch bytes per
+    row."""
     lane, row = cuda.threadIdx.x & 31, cuda.blockIdx.x * (THREADS // WARP) + (cuda.threadIdx.x >> 5)
     from_ = i8(min(row, count - 1)) * pitch
     total, most = f8(0), 0.0
@@ -134,7 +136,7 @@ def norms_kernel(rows, exact, rounded, largest, count, pitch):
 def copy_rows_kernel(source, target, width, from_pitch, from_first, pitch, first):
     """target[first + r·pitch + c] = source[from_first + r·from_pitch + c], c < width.
 
-    grid: rows, block 256; owns: a block a row; shared none; moves 8·width bytes a row.
+    grid: rows, block 256; owns: one block per row; shared none; moves 8·width bytes per row.
     """
     row = i8(cuda.blockIdx.x)
     for c in range(cuda.threadIdx.x, width, THREADS):
@@ -143,7 +145,8 @@ def copy_rows_kernel(source, target, width, from_pitch, from_first, pitch, first
 
 @jit()
 def isolate_kernel(k, n, real):
-    """Rows and columns of k from `real` on become those of the identity. grid (⌈n/256⌉, n − real), block 256; shared none; moves 8 bytes a thread."""
+    """Rows and columns of k from `real` on become those of the identity. grid (⌈n/256⌉, n − real), block 256; shared none; moves 8 bytes per
+    thread."""
     other, room = cuda.blockIdx.x * THREADS + cuda.threadIdx.x, real + cuda.blockIdx.y
     if other < n:
         value = 1.0 if other == room else 0.0
@@ -154,7 +157,7 @@ def isolate_kernel(k, n, real):
 
 @jit()
 def halves_kernel(rows, split, scale, count, stride):
-    """split = float16(scale·x) and, `count` further, float16 of the rest. grid: at most 65,535 blocks of 256, which step; moves 8 bytes a value."""
+    """split = float16(scale·x) and, `count` further, float16 of the rest. grid: at most 65,535 blocks of 256, which step; moves 8 bytes per value."""
     at = i8(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while at < count:
         value = rows[at] * scale

@@ -1,4 +1,4 @@
-"""The dual problems of a support vector machine, all pairs of classes at once: one block a pair.
+"""The dual problems of a support vector machine, all pairs of classes at once: one block per pair.
 
 A pair has samples of class a (y = +1) and of class b (y = −1), a coefficient 0 ≤ α ≤ C each, Σ yα = 0, and minimises
 ½ Σ yα·K·yα − Σ α. Its gradient, times y, is f = K·(yα) − y. A step takes two samples:
@@ -51,7 +51,8 @@ _FILE = 65536
 
 @dataclass(frozen=True)
 class Pair:
-    """Where a pair's kernel values are: rows and columns first_a … and first_b … of a matrix of `pitch` floats a row, `offset` floats into an array.
+    """Where a pair's kernel values are: rows and columns first_a … and first_b … of a matrix of `pitch` floats per row, `offset` floats into an
+    array.
 
     Both first ones are multiples of 4, and so is the pitch; behind the last sample of a
     class the matrix has rows and columns up to the next multiple of 4.
@@ -245,8 +246,8 @@ def smo_kernel_for(threads: int, quads: int) -> Any:
     def smo_kernel(K, offsets, segments, alpha, high, rest, steps, gaps, stride, C, tolerance, budget):
         """α and f of every pair, after at most `budget` steps or when its gap is below `tolerance`.
 
-        grid    one block a pair; block `threads`.
-        owns    a block a pair; a thread `quads` groups of four neighbouring samples, their f and marks in registers.
+        grid    one block per pair; block `threads`.
+        owns    one block per pair; a thread `quads` groups of four neighbouring samples, their f and marks in registers.
         shared  the best of every warp, 1 KiB.
         moves   a step 8·m bytes of K for m samples, two rows one after the other: what it takes is their latency, twice.
         source  Fan, Chen & Lin 2005; W. Kahan, "Further remarks on reducing truncation errors" (1965), for the sums.
@@ -339,7 +340,7 @@ def smo_refresh_kernel(K, offsets, segments, alpha, high, rest, stride, count):
     """f = K·(yα) − y of every pair, added in float64; its float32 into `high`, what is above it into `rest`.
 
     grid    ⌈places / 32⌉ × pairs; block 256; a warp owns four rows of a pair.
-    shared none; moves a pair's kernel values once, 4·m² bytes, and α once a warp, out of L2. source: the definition.
+    shared none; moves a pair's kernel values once, 4·m² bytes, and α once per warp, out of L2. source: the definition.
     """
     lane, warp, pair = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, cuda.blockIdx.y
     first_a, count_a, shift_b, count_b, half, places = places_of(segments, pair)

@@ -47,7 +47,7 @@ def _each_step(rate, t, numbers):
     """scale, widen, and the shares of g and g², for training step t."""
     beta1, beta2, eps = numbers
     corrections = cuda.shared.array(2, types.float32)
-    # Once a block: float64 is slow on many GPUs.
+    # Once per block: float64 is slow on many GPUs.
     if cuda.threadIdx.x == 0:
         corrections[0] = f8(rate) / (f8(1) - power(beta1, t))
         corrections[1] = f8(1) / math.sqrt(f8(1) - power(beta2, t))

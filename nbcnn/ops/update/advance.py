@@ -16,7 +16,7 @@ graph stays valid. StepState is two arrays:
 
 Whoever starts an epoch (the trainer) writes EPOCH, POSITION = 0 and zero sums between two training steps.
 
-A training step that adds up the gradients of several parts of its batch advances once a part, and of all but the last by 0 steps: these move
+A training step that adds up the gradients of several parts of its batch advances once per part, and of all but the last by 0 steps: these move
 POSITION alone, and the last one accounts for the loss of the whole batch. A loss whose mean is not over examples gives what it counts as `weight`.
 
     advance           loss () float64, state, sums (4) float64[, weight () float64] -> state, sums   (in place)          count, steps

@@ -55,7 +55,7 @@ def pack_weights(params: np.ndarray, index: np.ndarray, *operands: np.ndarray, t
 
 @functools.cache
 def pack_kernel(kind: str, terms: int) -> Any:
-    """The kernel for `terms` terms an element and a copy stored as `kind`."""
+    """The kernel for `terms` terms per element and a copy stored as `kind`."""
     mapped = mapped_elements(kind, terms)
 
     @jit()
@@ -132,7 +132,7 @@ def pack_tiles_kernel(kind: str, terms: int) -> Any:
     def copy(table, packed, memory, at, slots, taps, start, extents, pitches, apart):
         # Lines of `extents[1]` elements for one slot, `apart` elements from the next in the copy. A warp has neighbouring lines and goes through
         # the slots, so that what belongs to a slot is computed once for all of them. With a slot for every line a warp had about 96 instructions
-        # a line, and 24 million elements took 80 µs (H200).
+        # per line, and 24 million elements took 80 µs (H200).
         lines, across = extents
         of_line, of_lane = pitches
         line_apart, lane_apart = apart
@@ -159,9 +159,9 @@ def pack_tiles_kernel(kind: str, terms: int) -> Any:
     def pack_weights_tiles_kernel(params, index, table, packed, count, tiles):
         """Tiles of filter banks transposed in shared memory, as `table` says; behind their blocks packed[i] = Σ_t params[index[t·count + i]].
 
-        grid tiles + ⌈n/1024⌉, block 256; owns: a block a tile of 32 filters × 288 weights at most, for all of its copies, or 1,024 elements of the
-        map. shared 37 KB, with rows of an odd length, so that neither reads along filters nor along channels meet in a bank (taps odd).
-        moves 4 bytes a weight, and each copy once.
+        grid tiles + ⌈n/1024⌉, block 256; owns: one block per tile of 32 filters × 288 weights at most, for all of its copies, or 1,024 elements of
+        the map. shared 37 KB, with rows of an odd length, so that neither reads along filters nor along channels meet in a bank (taps odd).
+        moves 4 bytes per weight, and each copy once.
         """
         memory = cuda.shared.array(MEMORY, f4)
         block = cuda.blockIdx.x

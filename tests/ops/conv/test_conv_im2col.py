@@ -24,7 +24,7 @@ TINY = Tile(16, 32, 8, 4, 4)
 """One warp a block: what the simulator can run in a second."""
 
 MEAN_SHAPES = {
-    "one tap a tile": ConvShape(1, 8, 3, 4, 8, 3, 3, 1, 1),
+    "one tap per tile": ConvShape(1, 8, 3, 4, 8, 3, 3, 1, 1),
     "tile spans taps": ConvShape(1, 4, 4, 3, 8, 3, 3, 1, 1),
     "one channel": ConvShape(2, 1, 5, 4, 3, 2, 3, 1, 0),
     "odd channels, stride 2": ConvShape(2, 3, 5, 4, 6, 2, 2, 2, 1),
@@ -82,7 +82,7 @@ def test_mean_shapes(device, rng, op, c):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("split", [2, 5])
 def test_split_gk(device, rng, op, split):
-    check_parity(device, rng, op, MEAN_SHAPES["one tap a tile"], replace(TINY, split=split))
+    check_parity(device, rng, op, MEAN_SHAPES["one tap per tile"], replace(TINY, split=split))
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -149,7 +149,7 @@ def test_host_row_runs_on_flat_arrays(rng):
 @pytest.mark.parametrize(("R", "C", "K"), [(1, 4, 6), (1, 6, 4), (3, 4, 6), (3, 6, 4)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_small_outputs_in_chunks_that_do_not_divide_the_batch(size, R, C, K, stride, monkeypatch, rng):
-    """Gradients of small outputs are one product per chunk, of single pixels a product of rows; the last chunk of five images is shorter."""
+    """Gradients of small outputs are one product per chunk, of single pixels per product of rows; the last chunk of five images is shorter."""
     shape = ConvShape(N=5, C=C, H=size * stride, W=size * stride, K=K, R=R, S=R, stride=stride, pad=R // 2)
     monkeypatch.setattr(reference, "WORKSPACE_BYTES", 2 * 8 * max(C, K) * R * R * size * size)
     x, w, b, dy, attrs = operands(shape, rng)

@@ -19,7 +19,7 @@ from nbcnn.ops.conv.thin_mma.last_shape import pack_channels_by_columns, word_el
 from nbcnn.plan.shapes import ConvShape, numel
 
 REAL = ConvShape(4, 256, 16, 16, 3, 3, 3, 1, 1)
-# Odd images, channels that end inside a warp, several chunks a block, warps down the pixels, several blocks across the channels.
+# Odd images, channels that end inside a warp, several chunks per block, warps down the pixels, several blocks across the channels.
 WALKS = (
     (up_cases, ConvShape(2, 72, 5, 7, 3, 3, 3, 1, 1), LastTile(1, 2, 32, 3, 1, 2)),
     (up_cases, ConvShape(1, 32, 9, 9, 3, 3, 3, 1, 1), LastTile(1, 2, 64, 3, 1, 1)),

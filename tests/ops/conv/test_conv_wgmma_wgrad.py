@@ -209,7 +209,7 @@ def test_taps_share_out_the_rows_of_a_doubled_image(size):
     [("bf16", "conv_wgrad", 2), ("bf16", "upconv_wgrad", 2), ("tf32", "upconv_wgrad", 4), ("fp32", "conv_wgrad", 2), ("fp32", "conv_wgrad", 4)],
 )
 def test_compiles_without_spills(precision, op, element):
-    """The real layers at batch 1024: 384 threads leave 168 registers a thread, and the sums must stay in them.
+    """The real layers at batch 1024: 384 threads leave 168 registers per thread, and the sums must stay in them.
 
     Of operands of this size in shared memory: fp32 comes as planes of bfloat16, or is transposed as tf32.
     """

@@ -132,7 +132,7 @@ def test_every_sum_of_every_thread_is_stored_once_in_the_order_of_the_ranks(tile
     for who in found.values():
         (_, t, e), owner = who[0], who[0][2] // share
         assert who == tuple(((owner + j) % cluster, t, e) for j in range(cluster))
-    # As `square_product_kernel` stores them: thread t of warpgroup r has rows of 16 a warp, columns of 8.
+    # As `square_product_kernel` stores them: thread t of warpgroup r has rows of 16 per warp, columns of 8.
     expected = {}
     for t in range(threads):
         for e in range(sums):

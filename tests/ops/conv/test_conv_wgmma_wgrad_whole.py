@@ -78,7 +78,7 @@ def test_every_sum_of_every_thread_is_stored_once_in_the_order_of_the_ranks(R, S
         for who in block.out.values():
             assert [number for number, _, _ in who] == [(rank + j) % cluster for j in range(cluster)]
             assert len({each[1:] for each in who}) == 1
-    # As wgmma leaves them: thread t of warpgroup r has rows of 16 a warp, columns of 8.
+    # As wgmma leaves them: thread t of warpgroup r has rows of 16 per warp, columns of 8.
     expected = {}
     for t in range(threads):
         for e in range(sums):

@@ -147,7 +147,8 @@ def test_steps_that_read_no_row_are_left_out():
 @pytest.mark.parametrize("shape", IMAGES)
 @pytest.mark.parametrize("op", STREAMED)
 def test_every_row_has_a_step(op, shape):
-    """A walk makes a row a step, whatever it leaves out; a weight gradient takes in as many rows of dy. Each line of a block takes as many strips."""
+    """A walk makes one row per step, whatever it leaves out; a weight gradient takes in as many rows of dy. Each line of a block takes as many
+    strips."""
     ins, outs, attrs = problem(op, **IMAGES[shape])
     tiles = STREAMED[named(op)].candidates(Bound(STREAMED[named(op)], op, ins, outs, attrs=attrs, device=Host(), layout="NHWC").call, H200)
     assert all(tile.walk >= tile.length for tile in tiles)

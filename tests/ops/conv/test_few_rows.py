@@ -1,4 +1,4 @@
-"""Tests of convolutions with 1×1 filters on CUDA cores: few rows a warp for each column, many in tiles; which shapes take them, and parity."""
+"""Tests of convolutions with 1×1 filters on CUDA cores: few rows per warp for each column, many in tiles; which shapes take them, and parity."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_parity(gpu, step, shape):
 def test_a_step_compiles_for_hopper_without_spills(number):
     launch = launched._hopper_ladder(BF16, "90a")[number - 1].launch
     report = compile_launch(launch, "90a")
-    # Registers come in eights a thread: of 65,536, two blocks of 256 threads have 128 each, of 288 threads 112.
+    # Registers come in eights per thread: of 65,536, two blocks of 256 threads have 128 each, of 288 threads 112.
     assert (report.frame_bytes, report.registers <= 65_536 // (BLOCKS * launch.block) // 8 * 8) == (0, True)
     assert BLOCKS * (report.shared_bytes + launch.shared + 1024) <= 228 * 1024
 

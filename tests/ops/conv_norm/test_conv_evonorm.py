@@ -117,7 +117,7 @@ def test_bytes_on_tensor_cores_by_hand():
     # Seven tiles of four lines read two lines more each, but for the two outside; z goes out and comes back.
     read = line * (7 * 6 - 2) + 128 * filters + image
     assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept, 2 * image + filters)]
-    # Four warpgroups share an image: each sends a message of 16 bytes a channel, and receives those of all four.
+    # Four warpgroups share an image: each sends a message of 16 bytes per channel, and receives those of all four.
     call, messages = replace(call, tile=ImageTile(4, 2, 4, 512)), 16 * 256 * 64 * 4
     # Its two tiles stay in shared memory; in inference the convolution's own output never leaves it.
     read = line * (7 * 6 - 2) + 512 * filters + 4 * messages

@@ -280,5 +280,5 @@ def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
     attrs = {"flip": True, "crop": 4, "reflect": True, "cutout": 8, "shift": (1.0,) * 3, "factor": (2.0,) * 3, "ring": 4}
     options = {"layout": "NHWC", "attrs": attrs, "device": Host()}
     (launch,) = Bound(gather.OPS[named("gather")], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
-    # Compute capability 7.5 takes 50 registers, and has 64 for each of its 1,024 threads a multiprocessor; 9.0 takes 26.
+    # Compute capability 7.5 takes 50 registers, and has 64 for each of its 1,024 threads per multiprocessor; 9.0 takes 26.
     assert_lean(launch, arch, registers=64)

@@ -132,7 +132,7 @@ REST = [(op, precision, 6) for op in map(str, batch_cluster.OPS) for precision i
 @COMPILES
 @pytest.mark.parametrize(("op", "precision", "cluster"), [*FIRST, *full(*REST, *((*FIRST[1][:2], cluster) for cluster in CLUSTERS if cluster != 6))])
 def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision, cluster):
-    """A block of 512 threads, alone on its multiprocessor, has 128 registers a thread; forward kernels have 80, so that three of 256 share one."""
+    """A block of 512 threads, alone on its multiprocessor, has 128 registers per thread; forward kernels have 80, so that three of 256 share one."""
     forms = [(tile, more) for tile in (Tile(4, 128, cluster), Tile(2, 128, cluster)) for more in (False, True)]
     for tile, more in forms if op.endswith("_grads") else forms[::2]:
         made, _ = bound(op, precision, (80, 128, 8, 8), Host(), more, tile=tile)
@@ -169,7 +169,7 @@ def within(case, precision, got):
 @pytest.mark.parametrize("precision", TENSORCORE)
 @pytest.mark.parametrize("shape", [(2, 128, 2, 3), (7, 144, 5, 5)])
 def test_it_is_right_in_the_simulator(shape, precision, device):
-    """Blocks without pixels, and several pixels a thread; no race and nothing out of bounds, for which activations make no difference."""
+    """Blocks without pixels, and several pixels per thread; no race and nothing out of bounds, for which activations make no difference."""
     ops, forms = set(), set()
     for case in batch.cases((shape,)):
         if case.op in batch_cluster.OPS:

@@ -1,4 +1,4 @@
-"""Tests of EvoNorm-B0's y of images stored NHWC, a thread a quad of channels: parity in small and in large, which calls it serves, bytes,
+"""Tests of EvoNorm-B0's y of images stored NHWC, one thread per quad of channels: parity in small and in large, which calls it serves, bytes,
 registers."""
 
 from __future__ import annotations

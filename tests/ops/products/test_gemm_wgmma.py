@@ -59,7 +59,7 @@ def test_the_largest_tile_leaves_no_sum_in_memory(precision):
     bare = call(8192, 8192, 8192, None)
     (launch,) = impl.bind(replace(bare, ins=(some, some), outs=(some,), tile=impl.tile(bare, H200)))
     report = compile_launch(launch)
-    # Nine warps on four schedulers: three share one's 512 registers a lane.
+    # Nine warps on four schedulers: three share one's 512 registers per lane.
     assert (report.frame_bytes, report.registers <= 168) == (0, True)
 
 

@@ -136,7 +136,7 @@ def test_series_that_lie_whole_in_registers(op, shape, tile, device):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][named(op)], case, device, tile) <= gradcheck.bound(case), case.label
 
 
-# What TMA moves: channels that leave lanes idle; strips of several boxes a warp; more parts than there is work; several warps' worth of a series;
+# What TMA moves: channels that leave lanes idle; strips of several boxes per warp; more parts than there is work; several warps' worth of a series;
 # filters that reach two rows back, or forward.
 if gpu_device.SIMULATOR:
     BY_TMA = [((9, 33, 20, 7), Boxes(1)), ((33, 33, 8, 9), Boxes(2)), ((2, 2, 1024, 7), Segments(1, 1)), ((3, 1, 2048, 40), Segments(1, 3))]

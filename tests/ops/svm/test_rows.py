@@ -154,7 +154,7 @@ def test_kernel_values_of_the_tensor_cores(gpu, rng, M, N, K):
         return np.exp(-gamma * np.maximum(terms - 2 * x @ y.T, 0)), terms
 
     k, terms = exact(a, b)
-    # Halves keep 2^-22 of a value, at random over K; 12 sums a step and K/64 of steps round; then norms, the difference, exp2 (2 ulp).
+    # Halves keep 2^-22 of a value, at random over K; 12 sums per step and K/64 of steps round; then norms, the difference, exp2 (2 ulp).
     bound = EPS * (4 + gamma * terms * (6 + 2 * 12 * 64 / max(K, 64) + np.sqrt(K / 64)))
     assert (np.abs(values_on(gpu, a, b, gamma) - k) <= bound).all()
     twice = values_on(gpu, a, b, gamma, added=True, k=np.ones((M, N), np.float32))

@@ -96,7 +96,7 @@ def test_parts_of_a_batch_add_up(device, rng, count):
         attrs = {"first": first, "last": last}
         (made,) = run_op(accumulate.OPS[named("accumulate")], "accumulate", [g, total, counted], [0 if last else 1], device=device, attrs=attrs)
         total = total if last else made
-    # A product and a sum a part and a product at the end, of numbers below 4 · 8 · 3, a tenth of them at last.
+    # A product and one sum per part and a product at the end, of numbers below 4 · 8 · 3, a tenth of them at last.
     np.testing.assert_allclose(made, np.average(np.float64(parts), axis=0, weights=counts), atol=7 * 10 * EPS)
     assert (float(loss), float(counts_of)) == (pytest.approx(np.average(losses, weights=counts), rel=1e-15), 10)
 
@@ -129,5 +129,5 @@ def test_the_average_follows_its_recurrence(device, rng, decay):
         (average,) = run_op(ema.OPS[named("ema")], "ema", [average, w, state_at(step)], [0], device=device, attrs={"decay": decay})
         share = 1 - min(decay, (2 + step) / (11 + step))
         want += share * (w - want)
-    # Three roundings a step of numbers below 8.
+    # Three roundings per step of numbers below 8.
     np.testing.assert_allclose(average, want, atol=4 * 3 * 8 * EPS / 2)

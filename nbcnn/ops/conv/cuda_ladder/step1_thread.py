@@ -17,7 +17,7 @@ def thread_kernel(x, w, y, C, H, W, K, P, Q, R, S, stride, pad, count):
     """y[n,k,p,q] = Σ_{c,r,s} w[k,c,r,s] · x[n,c,p·stride+r−pad,q·stride+s−pad].
 
     grid ⌈NKPQ/256⌉, block 256.
-    owns a thread one y; neighbours are neighbours in a row, so their loads of x and stores of y coalesce.
+    owns per thread one y; neighbours are neighbours in a row, so their loads of x and stores of y coalesce.
     shared none.
     moves 8 bytes per product, through the caches; y once.
     source the definition.

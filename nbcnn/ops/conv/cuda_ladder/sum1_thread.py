@@ -14,7 +14,7 @@ def sum_thread_kernel(dy, db, N, C, pixels):
     """db[c] = Σ_{n,h,w} dy[n,c,h,w].
 
     grid ⌈C/256⌉, block 256.
-    owns a thread one channel; neighbours read a channel apart, so nothing coalesces.
+    owns per thread one channel; neighbours read a channel apart, so nothing coalesces.
     shared none.
     moves dy once, 32 bytes for each 4; db once.
     source the definition.

@@ -22,7 +22,7 @@ def sum_tree_kernel(dy, db, N, C, pixels):
     """db[c] = Σ_{n,h,w} dy[n,c,h,w].
 
     grid C, block 256.
-    owns a block one channel, a thread every 256th number of it.
+    owns per block one channel, per thread every 256th number of it.
     shared 256 sums, 1 KB.
     moves dy once, coalesced; db once.
     source M. Harris, "Optimizing parallel reduction in CUDA" (2007).

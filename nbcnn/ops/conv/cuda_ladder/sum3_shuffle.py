@@ -17,7 +17,7 @@ def sum_shuffle_kernel(dy, db, N, C, pixels):
     """db[c] = Σ_{n,h,w} dy[n,c,h,w].
 
     grid C, block 256.
-    owns a block one channel, a thread every 256th number of it.
+    owns per block one channel, per thread every 256th number of it.
     shared 8 sums, 32 bytes.
     moves dy once, coalesced; db once.
     source J. Luitjens, "Faster Parallel Reductions on Kepler" (2014).

@@ -56,11 +56,11 @@ class Work:
 class Rates:
     """What a multiprocessor does in a cycle, and the cycles that things take however small they are.
 
-    tensor      part of the full rate of tensor cores; shared, fetched: bytes a cycle of a multiprocessor
+    tensor      part of the full rate of tensor cores; shared, fetched: bytes per cycle of a multiprocessor
     latency     cycles from asking for the operands of a step to having multiplied them
     start       cycles of a tile besides its steps; ends: bytes of the epilogue a cycle
     covered     part of a tile's beginning and end that other blocks on the multiprocessor cover
-    memory      bytes a cycle of the whole GPU
+    memory      bytes per cycle of the whole GPU
     soft        p of the norm
     second      cycles of a second launch at least; parts: the bytes that it adds a cycle
     first       the fewest cycles of the launches before; before: the bytes that they move a cycle
@@ -157,7 +157,7 @@ BESIDE = {
 """Microseconds of a launch, and rates, by kernel and precision, by which a product is compared with those of other engines.
 
 Fitted to 580 times of the tile that RATES choose, of 570 steps on an H100 whose clock is up to 1.98 GHz; ratios within a step count more than times.
-Tiles of four bytes come through helper warps that transpose them, which is what the bytes of a step wait for: 26 a cycle in tf32, 10 in two planes.
+Tiles of four bytes come through helper warps that transpose them, which is what the bytes of a step wait for: 26 per cycle in tf32, 10 in two planes.
 Rates of tiles and these differ as those were fitted to all tiles of large steps on an H200, these to small and large steps beside other engines.
 """
 PLANES_US, PLANES = 0.3, 2.7e6

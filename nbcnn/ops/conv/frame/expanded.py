@@ -80,7 +80,7 @@ def places(call: Call) -> np.ndarray:
 def take_weights_kernel(whole, dw, count, K, CG, R, S, KG, C, RD, SD, down, right, top, left):
     """dw[k,c,r,s] = whole[k, ⌊k/KG⌋·CG + c, top + r·down, left + s·right], whole (K,C,RD,SD) the gradient of the dense filters.
 
-    grid ⌈K·CG·R·S / 256⌉, block 256; a thread owns one weight. shared none; moves 8 bytes a weight.
+    grid ⌈K·CG·R·S / 256⌉, block 256; a thread owns one weight. shared none; moves 8 bytes per weight.
     """
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < count:

@@ -45,7 +45,7 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Shared memory: of each channel its lead, and two sums a slot."""
+        """Shared memory: of each channel its lead, and two sums per slot."""
         return 4 * self.channels * (1 + 2 * self.slots)
 
 

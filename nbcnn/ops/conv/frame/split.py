@@ -167,7 +167,7 @@ def sum_filters(taps: int, bias: bool) -> Any:
 
 
 def channels_of_a_block(taps: int) -> int:
-    """Channels that a block of `sum_filters_kernel` takes: whole warps along c, about one element a thread, at most 48 KB."""
+    """Channels that a block of `sum_filters_kernel` takes: whole warps along c, about one element per thread, at most 48 KB."""
     return max(1, min(max(32, THREADS // taps // 32 * 32), 12288 // taps))
 
 

@@ -98,7 +98,7 @@ class OverPixels:
         return 1
 
     def partials_written(self, g: Correlation) -> int:
-        """Parts that are written: one a cluster."""
+        """Parts that are written: one per cluster."""
         return self.parts(g) // self.cluster
 
 
@@ -194,7 +194,7 @@ class WeightGradient(Generic[Tile]):
         return [self.product(call, g, partials, partials_b), total]
 
     def traffic(self, call: Call) -> list[Traffic]:
-        """Bytes of `bind`: the stationary operand once a column of tiles, the shifted one once a row of tiles and tap."""
+        """Bytes of `bind`: the stationary operand once per column of tiles, the shifted one once per row of tiles and tap."""
         g, tile, (parts_b, count_b) = correlation(call), call.tile, self.bias_partials(call)
         rows, columns = windows(g.P, g.R, g.H, g.stride, g.top)[1], windows(g.Q, g.S, g.W, g.stride, g.left)[1]
         element = self.bytes_read(tile)

@@ -50,7 +50,7 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
     def sum_parts_kernel(partials, dw, M, C, pitch, parts, partials_b, db, count_b, parts_b):
         """dw = Σ_z partials[z], reordered from [m][tap][c] to (m, c, tap), or folded to (c, m, 3×3); db = Σ_z partials_b[z].
 
-        grid: (blocks of LINES rows m, then those of db, blocks of 32 channels c); owns: a thread four channels of one tap at a time.
+        grid: (blocks of LINES rows m, then those of db, blocks of 32 channels c); owns: per thread four channels of one tap at a time.
         shared: 4·LINES·taps·33 bytes, where a block's sums change their order; moves: 4·M·taps·C·parts + 4·dw bytes.
         """
         shared = cuda.shared.array(STAGED, f4)
@@ -100,7 +100,7 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
 
 
 def lines_of_a_block(taps: int) -> int:
-    """Rows m of a block of `sum_parts_kernel`: enough for about one sum a thread."""
+    """Rows m of a block of `sum_parts_kernel`: enough for about one sum per thread."""
     return max(1, _ROWS // taps)
 
 

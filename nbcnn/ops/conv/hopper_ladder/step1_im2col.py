@@ -41,7 +41,7 @@ def im2col_kernel(x, w, y, GM, H, W, C, P, Q, K, R, S, stride, top, left, across
     grid    ⌈GM/BM⌉·⌈K/BN⌉, block 256.
     owns    block 128 × 128 of y, warp 64 × 32, thread 2 columns of 8, every 8th row.
     shared  one k-tile of A and one of B, 32 KiB.
-    moves   x R·S·⌈K/BN⌉ times and the filters once a block, mostly out of L2, through registers; y once.
+    moves   x R·S·⌈K/BN⌉ times and the filters once per block, mostly out of L2, through registers; y once.
     needs   compute capability 8.0; C a multiple of 64, K of 8.
     source  K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing" (2006); CUTLASS, "implicit GEMM".
     """

@@ -120,7 +120,7 @@ def _sum(g: Correlation, kind: Kind, planes: int, partials: Any, y: Any, e: Epil
 
 
 def traffic(call: Call, kind: Kind) -> list[Traffic]:
-    """Bytes of the launches: the source once a tap and column of tiles, filters once a row of tiles, both mostly out of L2."""
+    """Bytes of the launches: the source once per tap and column of tiles, filters once per row of tiles, both mostly out of L2."""
     g, tile = correlation(call), call.tile
     shifts = (0, 1) if g.phases == 4 else (0,)
     down = [windows(g.P, g.R, g.H, g.stride, g.top - shift, g.dilate) for shift in shifts]

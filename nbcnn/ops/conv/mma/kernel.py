@@ -56,7 +56,7 @@ def gather_product(
         second: where the argmax of a pooling goes, or moments, a block's rows one chunk.
         gemm: GM pixels × K channels × k_tiles·128 bytes, in 4^up phases; w has rows of `pitch` bytes.
         grid: (phases · tiles of BN · tiles of BM, parts of `part` k-tiles); block: WM×WN warps.
-        owns: a block BM×BN results of one phase, a warp BM/WM × BN/WN.
+        owns: per block BM×BN results of one phase, per warp BM/WM × BN/WN.
         shared: stages·(BM + BN)·128 bytes, or the results; moves per block: GK/parts·(BM + BN) elements, and BM·BN results.
         """
         memory = cuda.shared.array(0, types.uint8)

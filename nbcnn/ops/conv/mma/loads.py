@@ -31,7 +31,7 @@ def source_rows(tile: Tile, kind: Kind, width: int, whole: bool, dilate: int) ->
     fetch(slot, x, address, offsets, masks, tap, C, W, R, S, halves, base): begins to copy the k-tile at `tap` to shared address `slot`, and moves
     `tap` on by a k-tile. `halves` is shared memory as uint16, from shared address `base` on.
 
-    width: elements a copy. whole: C is a multiple of the channels of a k-tile.
+    width: elements per copy. whole: C is a multiple of the channels of a k-tile.
     """
     PLACES = kind.channels // width
     STEP = tile.threads // PLACES

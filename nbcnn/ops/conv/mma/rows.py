@@ -1,6 +1,6 @@
 """The rows of a block's tile: which pixel of the source each begins at, which taps stay inside, which pixel of the target it is.
 
-Worked out once a block, a thread a row, into three words in shared memory; everyone reads the rows it needs from there.
+Worked out once per block, one thread per row, into three words in shared memory; everyone reads the rows it needs from there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _floor(dilate: int) -> Any:
 def put_rows(tile: Tile, dilate: int, pooled: bool) -> Any:
     """Device function (table, m0, GM, C, H, W, P, Q, R, S, stride, top, left, up, r, s): the table of the rows m0 … m0 + BM − 1.
 
-    Three words a row, BM rows of one after BM rows of the other: the offset in the source of the row's first pixel (for negative
+    Three words per row, BM rows of one after BM rows of the other: the offset in the source of the row's first pixel (for negative
     coordinates, where it would be), the mask, and the target pixel, −1 beyond the last row. up is 1 where phase (r, s) writes every
     second pixel, else 0.
     """

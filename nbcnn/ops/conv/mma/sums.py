@@ -44,7 +44,7 @@ def sum_pixels(kind_name: str, bias: bool, after: Any, mask: bool, whole: bool) 
     def sum_pixels_kernel(partials, b, x, y, GM, K, P, Q, up, planes):
         """y[pixel of (phase, m)][n] = epilogue(Σ_z partials[z][phase][m][n] + b[n]).
 
-        grid: quads of four channels / 64; owns: a thread four channels of a pixel, or the up to three that are left of K.
+        grid: quads of four channels / 64; owns: per thread four channels of a pixel, or the up to three that are left of K.
         moves: 4·phases·GM·K·planes bytes, and y once (x too for a mask).
         """
         phases = 1 << 2 * up
@@ -81,7 +81,7 @@ def sum_windows(kind_name: str, bias: bool, whole: bool) -> Any:
     def sum_windows_kernel(partials, b, y, index, GM, K, planes):
         """y, index of a window [n] = pooled relu(Σ_z partials[z][4·window + t][n] + b[n]) over t < 4.
 
-        grid: windows · quads of four channels / 64; owns: a thread four channels of a window, or the up to three that are left of K.
+        grid: windows · quads of four channels / 64; owns: per thread four channels of a window, or the up to three that are left of K.
         moves: 4·GM·K·planes bytes, and y and index once.
         """
         quads = K >> 2 if whole else K + 3 >> 2

@@ -182,7 +182,7 @@ class Rates:
     launch     microseconds of it, however little it does
     start      cycles of a tile besides its k-tiles
     latency    cycles of a k-tile that a block alone waits, and `alone` times its products
-    products   part of `Kind.cycles` that products take where the operands are there; fetched: bytes of operands a cycle of a multiprocessor
+    products   part of `Kind.cycles` that products take where the operands are there; fetched: bytes of operands per cycle of a multiprocessor
     narrow     power of the copies that 16 bytes of a pixel take, by which operands come more slowly
     memory     bytes a microsecond of the whole GPU
     second     microseconds of the sum of the parts, and the bytes of parts a microsecond, which stay in L2

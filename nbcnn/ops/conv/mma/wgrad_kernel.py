@@ -144,9 +144,9 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
     ):
         """partials[z][m][(r,s)][c] = Σ_pixel stationary[pixel][m] · shifted[pixel shifted by (r,s)][c] over part z; bias sums of it in partials_b.
 
-        gemm: GM = M, GN = R·S·(C in whole chunks), GK = pixels; block tile BM × BN, BK pixels a step.
+        gemm: GM = M, GN = R·S·(C in whole chunks), GK = pixels; block tile BM × BN, BK pixels per step.
         grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
-        block: warps of WM × WN; owns: a block BM × BN, a warp WM × WN, a thread what mma.sync gives it.
+        block: warps of WM × WN; owns: per block BM × BN, per warp WM × WN, per thread what mma.sync gives it.
         shared: stages · BK · (BM + BN) elements and their padding; moves per block: steps·BK·(BM + BN) elements + 4·BM·BN bytes.
         needs: compute capability 8.0 (mma.sync, cp.async).
         bias: "stationary" sums that operand, column tiles and warps taking turns: partials_b[z][column tile][m]; "shifted" sums the inner four

@@ -2,7 +2,7 @@
 
 A tile in shared memory is [pixel][channel], as images lie in memory. Every thread copies one chunk (16 bytes) of a row, for some
 consecutive pixels. So it belongs to one tap, and what differs from pixel to pixel is where the window lies: `describe_pixels` works
-that out once a step for the whole block, as the offset of the window's corner and a bit for each of its rows and columns inside the image.
+that out once per step for the whole block, as the offset of the window's corner and a bit for each of its rows and columns inside the image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fragments and products of the weight gradient on mma.sync: both operands lie as [pixel][channel], so k runs down the rows.
 
-A warp tile of `stationary` is A of one mma for every 16 channels, four words a lane; one of `shifted` is B of one mma for every eight channels,
-two words a lane. They are loaded straight into the registers next to each other that an mma takes:
+A warp tile of `stationary` is A of one mma for every 16 channels, four words per lane; one of `shifted` is B of one mma for every eight channels,
+two words per lane. They are loaded straight into the registers next to each other that an mma takes:
 
     bf16        a transposing ldmatrix brings A for 16 channels, or B for twice eight
     tf32, fp32  A by 8-byte loads at pixels t and t + 4: two channels at once, so rows g and g + 8 stand for channels 2g and 2g + 1;

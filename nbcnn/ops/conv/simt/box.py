@@ -25,7 +25,7 @@ THREADS = 256
 
 @cache
 def box_kernel(lanes: int) -> Any:
-    """The kernel for `lanes` (4 or 1) channels a thread."""
+    """The kernel for `lanes` (4 or 1) channels per thread."""
 
     @jit()
     def box_sums_kernel(dy, s, count, H, W, groups):

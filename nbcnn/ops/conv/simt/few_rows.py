@@ -52,7 +52,7 @@ class Tile:
 
 
 def tile_of(call: Call, target: Target) -> Tile:
-    """The tile of a call: a row of w has as many warps as have IN_FLIGHT quads a lane."""
+    """The tile of a call: a row of w has as many warps as have IN_FLIGHT quads per lane."""
     M, _, K = extents(call)
     parts = 1
     while parts < WARPS and WARP * IN_FLIGHT * parts < K // 4:
@@ -72,9 +72,9 @@ def few_rows(tile: Tile, kind: str, bias: bool, after: Any) -> Any:
     def few_rows_kernel(x, w, b, y, M, N, K):
         """y[m][n] = f(Σ_k x[m][k] · w[n][k] + b[n]).
 
-        gemm: GM, GN, GK = M, N, K. grid ⌈N·PARTS/8⌉, block 256; owns: a block 8/PARTS columns, a warp every PARTS-th run of 32 quads of one, a lane
-        a quad of each run, for all rows of x.
-        shared: 32·ROWS bytes; moves w once and, through the caches, M·K elements of x a column; source: the definition.
+        gemm: GM, GN, GK = M, N, K. grid ⌈N·PARTS/8⌉, block 256; owns: per block 8/PARTS columns, per warp every PARTS-th run of 32 quads of one, a
+        lane a quad of each run, for all rows of x.
+        shared: 32·ROWS bytes; moves w once and, through the caches, M·K elements of x per column; source: the definition.
         """
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
         column = cuda.blockIdx.x * COLUMNS + warp // PARTS
@@ -154,7 +154,7 @@ def bind(call: Call) -> list[Launch]:
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of the launch: w once, x once a column."""
+    """Bytes of the launch: w once, x once per column."""
     M, N, K = extents(call)
     weights, rows = 4 * N * K, element(call) * M * K
     return [Traffic(weights + N * rows, outputs(call), weights + rows)]

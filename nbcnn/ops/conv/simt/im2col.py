@@ -77,7 +77,7 @@ def gather_product(tile: Tile, window: Window, vector_in: int, whole_taps: bool,
         """y[z][m][n] = Σ_k x[pixel m moved by the tap of k][channel of k] · w[k][n] (+ b[n]), over part z of the k.
 
         gemm: GM = output pixels, GN, GK = R·S·C; w has rows of `pitch` floats a phase (GN rounded up to 4).
-        grid: (tiles of BM×BN, parts of k_tiles·BK, phases); owns: a block BM×BN, a thread TM×TN.
+        grid: (tiles of BM×BN, parts of k_tiles·BK, phases); owns: per block BM×BN, per thread TM×TN.
         shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes (a fourth of that if it pools).
         other: what masks, or the index that pooling writes.
         """
@@ -128,7 +128,7 @@ def launches(call: Call, x: Any, b: Any, y: Any, GN: int, extents: tuple[int, ..
 
 
 def product_traffic(tile: Tile, GN: int, extents: tuple[int, ...], window: Window) -> list[Traffic]:
-    """Bytes of `launches`: pixels once a column of tiles and tap, weights once a row of tiles."""
+    """Bytes of `launches`: pixels once per column of tiles and tap, weights once per row of tiles."""
     N, C, H, W, P, Q, pad_h, pad_w = extents
     shifts, phases = ((0, 1), 4) if window.phases else ((0,), 1)
     down = [windows(P, window.R, H, window.stride, pad_h - shift, window.dilate) for shift in shifts]

@@ -86,7 +86,7 @@ def pixel_product(tile: Tile, R: int, S: int, stride: int, vector_k: int, vector
         """dw[z][k][(r,s,c)] = Σ_pixel dy[pixel][k] · x[pixel moved by (r,s)][c], db[z] = Σ_pixel of the columns summed, over part z.
 
         gemm: GM = K, GN = R·S·C, GK = pixels = N·P·Q.
-        grid: (tiles of BM×BN, parts of k_tiles·BK pixels); owns: a block BM×BN, a thread TM×TN.
+        grid: (tiles of BM×BN, parts of k_tiles·BK pixels); owns: per block BM×BN, per thread TM×TN.
         shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes.
         """
         GN = C * (R * S)
@@ -160,7 +160,7 @@ def scratch(call: Call) -> int:
 
 
 def product_traffic(tile: Tile, c: ConvShape, sums: str) -> Traffic:
-    """Bytes of `launch_product`: dy once a column of tiles, x once a row of tiles and tap."""
+    """Bytes of `launch_product`: dy once per column of tiles, x once per row of tiles and tap."""
     GM, GN, GK = c.gemm("wgrad")
     down, rows = windows(c.P, c.R, c.H, c.stride, c.pad)
     across, columns = windows(c.Q, c.S, c.W, c.stride, c.pad)

@@ -171,7 +171,7 @@ def stash_columns(across: int, rows: int, passes: int, pitch: int, vector: int) 
 def matrix(tile: Tile, side: int, vector: int, whole_tiles: bool) -> Loader:
     """A row-major matrix [rows][columns] with GK down its rows.
 
-    vector: floats a load, 4 or 1; it divides columns. whole_tiles: BK divides rows. extents: (rows, columns).
+    vector: floats per load, 4 or 1; it divides columns. whole_tiles: BK divides rows. extents: (rows, columns).
     """
     ACROSS, ROWS, PASSES = columns_of_a_tile(tile, side, vector)
     BK = tile.BK
@@ -206,7 +206,7 @@ def matrix(tile: Tile, side: int, vector: int, whole_tiles: bool) -> Loader:
 def gather_columns(tile: Tile, side: int, R: int, S: int, stride: int, vector: int, whole_tiles: bool, lines: int) -> Loader:
     """Columns of the im2col matrix: B[(n,p,q)][(r,s,c)] = x[n, p·stride - pad + r, q·stride - pad + s, c], with the pixels on GK.
 
-    A thread keeps its tap and channel (r,s,c) throughout. Pixels move on by BK a tile, counted in the mixed radix (n, p, q),
+    A thread keeps its tap and channel (r,s,c) throughout. Pixels move on by BK per tile, counted in the mixed radix (n, p, q),
     so that the loop needs no division. lines: what `lines_of_a_tile` says; if not 0, all threads count the tile's first pixel
     (in uniform registers) and find theirs at a fixed distance, else each thread counts its own. vector: 4 if C is a multiple
     of 4, else 1. whole_tiles: BK divides the number of pixels. extents: (pixels, C, H, W, P, Q, pad).

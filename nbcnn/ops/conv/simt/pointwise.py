@@ -49,7 +49,7 @@ def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: b
     def gemm_nt_kernel(a, b, shift, c, M, N, K, k_tiles):
         """c[m][n] = f(Σ_k a[m][k] · b[n][k] + shift[n]); without a bias and an activation the sum alone.
 
-        gemm: GM, GN, GK = M, N, K. grid: (tiles of BM×BN, parts of k_tiles·BK); owns: a block BM×BN, a thread TM×TN.
+        gemm: GM, GN, GK = M, N, K. grid: (tiles of BM×BN, parts of k_tiles·BK); owns: per block BM×BN, per thread TM×TN.
         shared: 2·BK·(BM + BN + 8)·4 bytes; moves per block: 4·(K + BK)·(BM + BN) + 4·BM·BN bytes.
         """
         m0, n0 = corner(N)
@@ -82,7 +82,7 @@ def launch_gemm_nt(
 
 
 def product_traffic(tile: Tile, M: int, N: int, K: int) -> list[Traffic]:
-    """Bytes of the launches: a once a column of tiles, b once a row of tiles; `whole_rows` reads more, again, where a tile or a part ends."""
+    """Bytes of the launches: a once per column of tiles, b once per row of tiles; `whole_rows` reads more, again, where a tile or a part ends."""
     down, across, whole = ceil_div(M, tile.BM), ceil_div(N, tile.BN), K % tile.BK == 0
     rows, columns = (down * tile.BM, across * tile.BN) if whole else (clipped(M, tile.BM), clipped(N, tile.BN))
     read = 4 * (K + whole * tile.split * tile.BK) * (rows * across + columns * down)

@@ -1,7 +1,7 @@
 """The register-tiled matrix product that every implicit GEMM here is made of: D = A·B, a block owns BM×BN of D.
 
 A block walks the GK axis in tiles of BK. While its threads multiply one tile out of shared memory, the next one is on its
-way from global memory into registers; it goes to the *other* half of shared memory, so one barrier a tile is enough:
+way from global memory into registers; it goes to the *other* half of shared memory, so one barrier per tile is enough:
 
     fetch tile 0 -> registers -> shared[0]; barrier; load row 0 of shared[0]
     repeat:  fetch tile t+1 -> registers                    global loads in flight behind the FFMAs of …

@@ -30,7 +30,7 @@ def sum_pooled(vector: bool, bias: bool) -> Any:
     def sum_pooled_kernel(partials, b, y, index, windows, GN, quads, parts):
         """y, index[window][n] = the maximum, and its place, of relu(Σ_z partials[z][4·window + t][n] + b[n]) over t < 4.
 
-        grid: ceil(windows·quads / 256), quads = ceil(GN / 4); owns: a thread one window of four channels.
+        grid: ceil(windows·quads / 256), quads = ceil(GN / 4); owns: per thread one window of four channels.
         moves: 4·windows·GN·(4·parts + 1) bytes. Rows of the partial results are numbered by windows (pooling.py).
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x

@@ -31,7 +31,8 @@ SHARED_BYTES = 48 * 1024
 
 @dataclass(frozen=True)
 class GatherTile:
-    """BM pixels × BN channels a block, TM × TN a thread; `blocks` persistent blocks share the pixel tiles, `resident` of them on a multiprocessor."""
+    """BM pixels × BN channels per block, TM × TN per thread; `blocks` persistent blocks share the pixel tiles, `resident` of them on a
+    multiprocessor."""
 
     BM: int
     BN: int
@@ -91,9 +92,9 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: Any, tile
         """y[m,k] = b[k] + Σ_{r,s,c} x[n, stride·p+r-top, stride·q+s-left, c] · w[(r,s,c), k], pixel m = (n,p,q).
 
         gemm   M = NPQ pixels × K channels × R·S·C
-        grid   (persistent blocks that walk over pixel tiles, ⌈K/BN⌉), block TX·TY; block owns BM×BN outputs a step, thread TM×TN
+        grid   (persistent blocks that walk over pixel tiles, ⌈K/BN⌉), block TX·TY; block owns BM×BN outputs per step, thread TM×TN
         shared 4·(R·S·C·(BM + BN) + BN) bytes
-        moves  4·(M·C + M·K) bytes (4·(M·C + M·K/4) if it pools), and the filters once a block
+        moves  4·(M·C + M·K) bytes (4·(M·C + M·K/4) if it pools), and the filters once per block
         other  what masks, or the index that pooling writes; P and Q are then those of the pooled image, as are dn, dp, dq
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
@@ -253,7 +254,7 @@ def bind(call: Call, after: Any = None) -> list[Launch]:
 
 
 def traffic(call: Call, after: str | None = None) -> list[Traffic]:
-    """Bytes of `bind`: pixels once a tap and column of blocks, filters once a block."""
+    """Bytes of `bind`: pixels once per tap and column of blocks, filters once per block."""
     g, tile = correlation(call), call.tile
     down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
     across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)

@@ -31,7 +31,7 @@ from nbcnn.ops.ptx.vector import load1_if, load4, load4_if, shared_load4, shared
 class ScatterTile:
     """A thread owns TM pixels × TN columns, a block TX threads across the columns and TY down the pixels.
 
-    BK channels a step; `split` blocks share the channels of one pixel tile; `resident` blocks are to fit on a multiprocessor.
+    BK channels per step; `split` blocks share the channels of one pixel tile; `resident` blocks are to fit on a multiprocessor.
     """
 
     TM: int
@@ -44,7 +44,7 @@ class ScatterTile:
 
     @property
     def BM(self) -> int:
-        """Pixels a block."""
+        """Pixels per block."""
         return self.TM * self.TY
 
     @property
@@ -53,7 +53,7 @@ class ScatterTile:
 
     @property
     def pitch(self) -> int:
-        """Floats a row of the packed filters: a thread's TN columns begin at a multiple of four."""
+        """Floats per row of the packed filters: a thread's TN columns begin at a multiple of four."""
         return self.TX * (-(-self.TN // 4) * 4)
 
 
@@ -134,7 +134,7 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
         gemm   M = NHW pixels × R·S·K columns × C
         grid   (⌈M/BM⌉, split), block TX·TY; block owns BM pixels × all columns, thread TM×TN
         shared 8·BK·(BM + 32 + pitch) bytes
-        moves  4·M·(C + split·R·S·K) bytes, and the filters once a block
+        moves  4·M·(C + split·R·S·K) bytes, and the filters once per block
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array((TM, TN), f4)
@@ -156,7 +156,7 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
         fetch(stage_a, stage_b, rows, x, w, c0, c1, C)
         half = 0
         while c0 < c1:
-            # A thread that is ahead writes one half while the others still read the other: one barrier a step is enough.
+            # A thread that is ahead writes one half while the others still read the other: one barrier per step is enough.
             stash(stage_a, stage_b, shared, half)
             cuda.syncthreads()
             c0 += BK
@@ -202,7 +202,7 @@ def splits_added(outputs: int, split: int, pixels: int) -> Any:
 
 @functools.cache
 def collect_kernel(R: int, S: int, K: int, split: int, pixels: int, has_bias: bool) -> Any:
-    """The kernel that adds up what reaches each target pixel; `pixels` pixels a block, `split` threads a pixel."""
+    """The kernel that adds up what reaches each target pixel; `pixels` pixels per block, `split` threads per pixel."""
     add_splits = splits_added(K, split, pixels)
 
     @jit()
@@ -246,7 +246,7 @@ def scratch(call: Call) -> int:
 
 
 def tile(call: Call, target: Target) -> ScatterTile:
-    """Few channels split and many pixels a block where pixels fill the GPU; the other way round for a single image."""
+    """Few channels split and many pixels per block where pixels fill the GPU; the other way round for a single image."""
     g = correlation(call)
     pixels, columns = g.N * g.H * g.W, g.taps * g.K
     if pixels >= 256 * target.multiprocessors:

@@ -58,7 +58,7 @@ def make_part(K: int, down: tuple[int, int, tuple[int, ...]], across: tuple[int,
 
 @functools.cache
 def collect_kernel(K: int, split: int, after: Any) -> Any:
-    """The collecting kernel for K channels, `split` threads a pixel of x. after: None, the device function of an activation, or "mse"."""
+    """The collecting kernel for K channels, `split` threads per pixel of x. after: None, the device function of an activation, or "mse"."""
     PIXELS, OUTPUTS = THREADS // split, 4 * K
     collect = unrolled([make_part(K, down, across) for down in REACH for across in REACH])
     add_splits, (ACTIVATES, activate), MSE = thin_scatter.splits_added(OUTPUTS, split, PIXELS), applied(after), after == "mse"

@@ -53,7 +53,7 @@ REGISTERS = 512
 MOST_OF_FILTERS = 80
 """Registers of a warp's filters in a kernel that loads patches product by product: as many go to its sums, addresses and the image on its way."""
 MOST_OF_ONE_TURN = 51
-"""Most registers a thread for the image under a unit of one turn, where columns are many: with 61, 12 channels, 3×3 taps of stride 2, bf16 spilled
+"""Most registers per thread for the image under a unit of one turn, where columns are many: with 61, 12 channels, 3×3 taps of stride 2, bf16 spilled
 40 bytes."""
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32"}
 
@@ -206,7 +206,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
         """y = conv(x, w) + b, then the ReLU, then the 2×2 maximum and its place; P, Q: extents of y.
 
         gemm: pixels × K filters × C·R·S, rounded up to 16·E; grid: (blocks that take turns with the units, ⌈K/block's filters⌉).
-        block: 2·ROWS·WARPS warps; owns: a warp 8 windows × GROUPS·16·E filters of every unit, a lane one window × 4·E filters at a time.
+        block: 2·ROWS·WARPS warps; owns: per warp 8 windows × GROUPS·16·E filters of every unit, per lane one window × 4·E filters at a time.
         shared: two buffers of the image under a unit; moves: y, and the image once for every block of filters, its rows twice.
         needs: compute capability 8.0 (mma.sync, bf16x2). units: units of work, `rows` down and `across` in an image; turns: TURNS, kept
         from the compiler, which would write the loop out.
@@ -315,7 +315,7 @@ def _too_much_on_the_way(layer: ConvShape, E: int) -> str | None:
     tile = streamed_tile(layer, E, 1, 1)
     if few_columns(layer.C, layer.R, layer.S, E) or (needed := unit_of(layer, tile).on_the_way(tile.threads)) <= MOST_OF_ONE_TURN:
         return None
-    return f"the image under a row of windows takes {needed} registers a thread, more than {MOST_OF_ONE_TURN}"
+    return f"the image under a row of windows takes {needed} registers per thread, more than {MOST_OF_ONE_TURN}"
 
 
 def choose(layer: ConvShape, E: int, target: Target) -> FpropTile:
@@ -357,7 +357,7 @@ def bind(call: Call, E: int) -> list[Launch]:
 
 
 def traffic(call: Call, E: int) -> list[Traffic]:
-    """Bytes of `bind`: the image under a unit for each set of filters, and filters once a pair of warps (of a block's rows of windows)."""
+    """Bytes of `bind`: the image under a unit for each set of filters, and filters once per pair of warps (of a block's rows of windows)."""
     layer, tile = first_layer(call), call.tile
     read, different = image_reads(unit_of(layer, tile), call.in_shapes[0], layer.P, layer.Q, layer.pad)
     filters = 256 * packed_tiles(layer.K, E) * -(-image_words(layer.C, layer.R, layer.S, E) // 8)

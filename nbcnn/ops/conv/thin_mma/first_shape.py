@@ -28,13 +28,14 @@ With more, fprop loads a patch product by product, and the warps of a wgrad bloc
 engines must copy one or two at a time, because they are no multiple of 16 bytes.
 """
 MOST_PRODUCTS = {2: 10, 1: 20}
-"""Most products of fprop along GK, for each E: 7×7 taps of three channels. A warp's filters are 8 registers a product in bf16, 4 in tf32."""
+"""Most products of fprop along GK, for each E: 7×7 taps of three channels. A warp's filters are 8 registers per product in bf16, 4 in tf32."""
 MOST_COLUMNS = 160
-"""Most columns of wgrad, 7×7 taps of three channels and a bias in whole tiles: at 32 or 40 a warp they are five or four warps a set of filters."""
+"""Most columns of wgrad, 7×7 taps of three channels and a bias in whole tiles: at 32 or 40 per warp they are five or four warps a set of filters."""
 MOST_CHANNELS = 16
 """Most channels of a single tap: with 32 (64 filters, 512 images of 32×32, bf16) fprop took 143 µs and wgrad 346, their bytes 21."""
 MOST_ON_THE_WAY = 24
-"""Most registers a thread for the image under the next unit where columns are many: with 34, 7×7 taps of stride 2, bf16's wgrad spilled 24 bytes."""
+"""Most registers per thread for the image under the next unit where columns are many: with 34, 7×7 taps of stride 2, bf16's wgrad spilled 24
+bytes."""
 ONES = {1: 0x3F800000, 2: 0x3F803F80}
 """A word of ones, for each E."""
 SHARED_BYTES = 48 * 1024

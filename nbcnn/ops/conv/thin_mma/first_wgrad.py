@@ -45,7 +45,7 @@ THREADS = 384
 OF_SETS = 256
 """The same where warps share the columns of unpooled gradients: five tiles of sums and two steps' gradients take more than 168 registers in bf16."""
 MOST_TILES = {2: 5, 1: 4}
-"""Most tiles of 8 columns of a warp, for each E: 16 sums a lane and tile. In tf32 the gradients on their way take twice the registers."""
+"""Most tiles of 8 columns of a warp, for each E: 16 sums per lane and tile. In tf32 the gradients on their way take twice the registers."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
         """partials[block][f][(r,s,c)] = Σ dy[pixel][f] · x[pixel moved by (r,s)][c] over the block's pixels, and Σ dy in the next column.
 
         gemm: K filters × C·R·S (+ 1) columns × pixels; grid: (blocks that take turns with the units, ⌈K/block's filters⌉).
-        block: WARPS·SETS·ROWS warps; owns: a warp 64 filters × TILES·8 columns, all or one of SETS sets, over its row of windows of every unit.
-        shared: two buffers of the image under a unit; moves: dy (or the pooled one and its index), the image, 4·K·columns bytes of sums a block.
+        block: WARPS·SETS·ROWS warps; owns: per warp 64 filters × TILES·8 columns, all or one of SETS sets, over its row of windows of every unit.
+        shared: two buffers of the image under a unit; moves: dy (or the pooled one and its index), the image, 4·K·columns bytes of sums per block.
         needs: compute capability 8.0 (mma.sync). P, Q: extents of dy; units: units of work, `rows` down and `across` in an image;
         turns: TURNS, kept from the compiler, which would write the loop out.
         """
@@ -261,7 +261,7 @@ def sum_kernel(C: int, R: int, S: int, bias: bool, SETS: int) -> Any:
     def first_sum_kernel(partials, dw, db, K, height, parts):
         """dw[f][c][r,s] = Σ_z partials[z][f][(r,s,c)], db[f] = Σ_z of the next column.
 
-        grid: 32 neighbouring sums a block; team j of a block adds the parts j, j + 8, …, then the teams' sums are added in order.
+        grid: 32 neighbouring sums per block; team j of a block adds the parts j, j + 8, …, then the teams' sums are added in order.
         shared: 1 KB; moves: 4·parts·height·columns bytes.
         """
         shared = cuda.shared.array(SUM_THREADS, f4)

@@ -70,7 +70,7 @@ def grid_y(layer: LastLayer, precision: str, tile: LastTile) -> int:
 
 
 def last_tile(layer: LastLayer, precision: str, target: Target) -> LastTile:
-    """Two blocks a multiprocessor; fewer pixels between barriers while that leaves multiprocessors without work."""
+    """Two blocks per multiprocessor; fewer pixels between barriers while that leaves multiprocessors without work."""
     CW = min(WARPS, power_of_two(channel_blocks(layer, precision)))
     PX = 128 * word_elements(precision)
     while PX > _LEAST_PIXELS and layer.pixels < 2 * target.multiprocessors * PX:

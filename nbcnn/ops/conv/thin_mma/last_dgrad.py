@@ -49,7 +49,7 @@ FRAGMENTS = 8
 
 @functools.cache
 def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int, PX: int, STAGES: int, resident: int) -> Any:
-    """The kernel for E elements a word, K filters of R×R behind an upsampling by F, and a tile."""
+    """The kernel for E elements per word, K filters of R×R behind an upsampling by F, and a tile."""
     THREADS, BYTES, GROUP, TILES = 32 * CW * PW, 4 // E, 4 * E, 2 * E
     PITCH, BUFFER = columns_pitch(E, PX, True), columns_bytes(E, PX, True)
     PRODUCTS, OF_WARP, STAGE, AHEAD, SLOT = 4 // E, PX // PW, SLOTS * 16 * THREADS, STAGES - 1, 16 * THREADS
@@ -79,8 +79,8 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
 
         gemm   C channels × M pixels × R·R·K ≤ 32 columns
         grid   (blocks that share the chunks of PX pixels, ⌈C/(CW·32E)⌉), block 32·CW·PW
-        owns   warp: 32·E channels × PX/PW pixels of a chunk, 16 pixels a step
-        shared two buffers of columns, PX·(128/E + 16) bytes each; with a mask `stages` steps of 64 bytes a thread
+        owns   warp: 32·E channels × PX/PW pixels of a chunk, 16 pixels per step
+        shared two buffers of columns, PX·(128/E + 16) bytes each; with a mask `stages` steps of 64 bytes per thread
         moves  x and dx once, dy about (1 + 2/F)² times (from L2); needs compute capability 8.0
         """
         shared = cuda.shared.array(0, types.uint32)
@@ -182,7 +182,7 @@ def bind(call: Call, precision: str) -> list[Launch]:
 
 
 def traffic(call: Call, precision: str) -> list[Traffic]:
-    """Bytes of `bind`: dy once a tap of its window and column of blocks, filters once a row of warps, x where it masks."""
+    """Bytes of `bind`: dy once per tap of its window and column of blocks, filters once per row of warps, x where it masks."""
     layer, tile = last_layer(call), call.tile
     filters = 512 * FRAGMENTS * blocks(layer.C, 32 * word_elements(precision))
     mask, rows = size(call, "in", 2) if len(call.in_shapes) > 2 else 0, min(tile.blocks, blocks(layer.pixels, tile.PX)) * tile.PW

@@ -47,7 +47,7 @@ OF_WARP = 8 * GROUPS
 PIXELS = OF_WARP * THREADS // 32
 """Pixels of a chunk."""
 STEP_WORDS = 512
-"""Words of filters for 16·E channels: two products of two tiles of 16 columns, four words a lane."""
+"""Words of filters for 16·E channels: two products of two tiles of 16 columns, four words per lane."""
 SLOT = 16 * THREADS
 STAGE = GROUPS * SLOT
 LEAST_PIXELS = 64
@@ -94,7 +94,7 @@ def too_large(call: Call, target: Target, precision: str) -> str | None:
 
 
 def fprop_tile(layer: LastLayer, precision: str, target: Target) -> FpropTile:
-    """Two blocks a multiprocessor if they fit; whole images for a block while there are enough of them."""
+    """Two blocks per multiprocessor if they fit; whole images for a block while there are enough of them."""
     whole = target.shared_of_block
     half = (whole + RESERVED) // 2 - RESERVED
     fitting = [(stages, 2) for stages in (4, 3, 2) if shared_bytes(layer, precision, stages) <= half]
@@ -133,7 +133,7 @@ def _make_part(R: int, K: int, F: int, down: tuple[int, int, tuple[int, ...]], a
 
 @functools.cache
 def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: Any, kind: str, STAGES: int, resident: int) -> Any:
-    """The kernel for E elements a word, K filters of R×R behind an upsampling by F, and a tile.
+    """The kernel for E elements per word, K filters of R×R behind an upsampling by F, and a tile.
 
     after: None, the device function of an activation, or "mse"; kind: how y and target are stored.
     """
@@ -160,7 +160,7 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: Any, kind:
         gemm   R·R·K ≤ 32 columns × M pixels × C
         grid   ⌈M/pixels⌉, block 256
         owns   block: all outputs of `pixels` neighbouring wide pixels, 256 to a chunk; warp: 32 columns × 32 pixels of it
-        shared 2,048·steps bytes of filters in fragment order, `stages` steps of 64 bytes a thread, 4·R·R·K·ring bytes of T
+        shared 2,048·steps bytes of filters in fragment order, `stages` steps of 64 bytes per thread, 4·R·R·K·ring bytes of T
         moves  x once (and a halo of ⌊R/2⌋·(W+1) pixels where a block cuts an image), y once, the target once; needs cc 8.0
         """
         shared = cuda.shared.array(0, types.uint32)

@@ -52,7 +52,7 @@ LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
 
 @functools.cache
 def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int, PX: int, STAGES: int, resident: int) -> Any:
-    """The kernel for E elements a word, K filters of R×R behind an upsampling by F, and a tile."""
+    """The kernel for E elements per word, K filters of R×R behind an upsampling by F, and a tile."""
     THREADS, GROUP, GN = 32 * CW * PW, 4 * E, R * R * K
     PITCH, BUFFER = columns_pitch(E, PX, False), columns_bytes(E, PX, False)
     OF_WARP, STAGE, AHEAD, SLOT = PX // PW, SLOTS * 16 * THREADS, STAGES - 1, 16 * THREADS
@@ -69,9 +69,9 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
 
         gemm   R·R·K ≤ 32 columns × C channels × M pixels
         grid   (blocks that share the chunks of PX pixels, ⌈C/(CW·32E)⌉), block 32·CW·PW
-        owns   warp: 32 columns × 32·E channels × PX/PW pixels of a chunk, 16 pixels a step
-        shared two buffers of columns, 32·(4·PX/E + 16) bytes each, and `stages` steps of 64 bytes a thread
-        moves  x once, dy about (1 + 2/F)² times (from L2), 4·row bytes of partial sums a block; needs compute capability 8.0
+        owns   warp: 32 columns × 32·E channels × PX/PW pixels of a chunk, 16 pixels per step
+        shared two buffers of columns, 32·(4·PX/E + 16) bytes each, and `stages` steps of 64 bytes per thread
+        moves  x once, dy about (1 + 2/F)² times (from L2), 4·row bytes of partial sums per block; needs compute capability 8.0
         """
         shared = cuda.shared.array(0, types.uint32)
         base = byte_address_shared(shared)
@@ -220,7 +220,7 @@ def bind(call: Call, precision: str) -> list[Launch]:
 
 
 def traffic(call: Call, precision: str) -> list[Traffic]:
-    """Bytes of `bind`: x once, dy once a tap of its window and column of blocks, the blocks' sums."""
+    """Bytes of `bind`: x once, dy once per tap of its window and column of blocks, the blocks' sums."""
     layer, rows = last_layer(call), _blocks(call)
     x, sums = size(call, "in", 0), layer.columns * layer.C
     dy = 4 // word_elements(precision) * gradient_reads(layer) * grid_y(layer, precision, call.tile)

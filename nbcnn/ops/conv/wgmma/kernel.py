@@ -56,7 +56,7 @@ def correlate(
         block   `groups` warpgroups that multiply, one warp of which a single thread has tiles fetched.
         owns    block BM × BN, warpgroup BM/groups × BN, thread 2 columns of 8, every 8th row.
         shared  `shared_bytes(tile)`: the ring, where results are put at the end, and its barriers.
-        moves   the source ⌈K/BN⌉·phases times, mostly out of L2 (its taps too), filters once a block out of L2, y once.
+        moves   the source ⌈K/BN⌉·phases times, mostly out of L2 (its taps too), filters once per block out of L2, y once.
         needs   compute capability 9.0; C in whole rows of 128 bytes (TMA reads zeros behind the source's own), K a multiple of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions" and "im2col mode".
         """

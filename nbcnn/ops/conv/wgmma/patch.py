@@ -38,7 +38,7 @@ class PatchTile:
     `blocks` of them share a multiprocessor, and `resident` run in all, each taking one tile after another. Where `turns` is 2, `groups` is 1: two
     warpgroups take whole tiles alternately, so that one stores its results while the other multiplies (CUTLASS calls it ping-pong).
 
-    swapped: filters are the rows of a product and pixels its columns, 8·TH of them, one or two such strips a warpgroup. wgmma reads 64 rows and
+    swapped: filters are the rows of a product and pixels its columns, 8·TH of them, one or two such strips per warpgroup. wgmma reads 64 rows and
     all columns from shared memory for every product: of 64 filters and 256 pixels 80 bytes in a cycle of the tensor cores, of 64 pixels and 64
     filters 128, which is all that shared memory gives. Raises ValueError for other turns and strips.
     """
@@ -91,7 +91,8 @@ class PatchTile:
 
 @dataclass(frozen=True)
 class KeepingTile(PatchTile):
-    """A tile of a correlation whose filters all fit into shared memory, in `kept` steps (`slots` as well): a block loads them once, not once a tile.
+    """A tile of a correlation whose filters all fit into shared memory, in `kept` steps (`slots` as well): a block loads them once, not once per
+    tile.
 
     That is where few filters make short tiles: with 64 of 64 channels a tap's filters would be 8 KB for 128 pixels' 16 KB of operands.
     """

@@ -201,14 +201,14 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str,
         grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels), or of phases of
                 unequal taps (pixels, channels, phase) in rounds (`phases.py`). A phase without taps loads nothing.
         block   `groups` warpgroups that multiply (with turns two), one warp of which a single thread has patches and filters fetched, tiles ahead;
-                where registers move it is a warpgroup, which keeps 40 of its 168 a thread, and the others have 232.
+                where registers move it is a warpgroup, which keeps 40 of its 168 per thread, and the others have 232.
         owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row; of swapped products 2
                 filters and 2 pixels of 8 each.
         shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers, and sums for moments.
         swapped filters are A's rows and pixels B's columns, which come transposed to the stage; moments are taken in registers.
         turns   the two warpgroups multiply alternately: each waits at its barrier `turn` until the other has issued its last product, and so stores
                 its results while the other multiplies. Without turns the tensor cores wait for every epilogue.
-        moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once; with sums the norm's x, too,
+        moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once per tile, both out of L2, y once; with sums the norm's x, too,
                 and where it is asked for the y that masks and the second gradient.
         needs   compute capability 9.0; C in whole rows of 128 bytes (TMA reads zeros behind the source's own), K, P and Q multiples of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.

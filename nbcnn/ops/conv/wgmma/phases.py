@@ -1,12 +1,12 @@
 """Four phases of which not all have all taps (`Spans`): the taps of each, and an order of tiles that gives every multiprocessor as much to do.
 
 A phase of a 3×3 filter has 1, 2, 2 or 4 taps, of a 2×2 filter 1 of 4, of a 1×1 filter 1 or none. All phases of the same pixels read the same source,
-so whatever the order, they are near each other in time: a source that is larger than the L2 cache would else come out of memory once a phase.
+so whatever the order, they are near each other in time: a source that is larger than the L2 cache would else come out of memory once per phase.
 
     persistent blocks   the phase is the fastest part of a tile's number, and turns by one with every round of the blocks: a block, whose tiles are
                         gridDim apart, gets all phases in turn where 4 divides the number of blocks, as it does 132 and 264 (others are less
                         even), and at any time some blocks multiply while others store.
-    one tile a block    even bands of at most BAND rows of tiles, within a band the phase of the most taps first: multiprocessors take blocks as they
+    one tile per block  even bands of at most BAND rows of tiles, within a band the phase of the most taps first: multiprocessors take blocks as they
                         become free, and what is left at the end are the shortest.
 """
 
@@ -103,7 +103,7 @@ def stages_of(spans: Spans | None, R: int, S: int) -> Any:
 
 @cache
 def tile_in_bands(spans: Spans) -> Any:
-    """Device function (block, down, across, tiles_of_phase) -> tile along GM, tile along K, phase: `down` tiles along GM, one tile a block."""
+    """Device function (block, down, across, tiles_of_phase) -> tile along GM, tile along K, phase: `down` tiles along GM, one tile per block."""
     ORDER = sum(phase << 2 * at for at, phase in enumerate(spans.longest_first))
 
     @jit(device=True)

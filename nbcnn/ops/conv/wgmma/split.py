@@ -38,7 +38,7 @@ def _split_pair(a, b):
 def split_kernel(x, planes, count):
     """planes[p·count + i] = bfloat16 p of x[i]: x = hi + mid + lo up to 2⁻²⁵·|x|.
 
-    grid: blocks of 1,024 elements; thread: four. moves: 10 bytes an element. count: a multiple of 4, whose three planes may be beyond 32 bits.
+    grid: blocks of 1,024 elements; thread: four. moves: 10 bytes per element. count: a multiple of 4, whose three planes may be beyond 32 bits.
     """
     i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
     if i < count:

@@ -137,7 +137,7 @@ def tiles_of(g: Correlation, tile: Tile) -> tuple[int, int]:
 
 
 def product_cycles(kind: Kind, rows: int, columns: int) -> float:
-    """Cycles of a multiprocessor's tensor cores for one step of rows × columns: 2,048 products of bfloat16 a cycle, or half as many of tf32."""
+    """Cycles of a multiprocessor's tensor cores for one step of rows × columns: 2,048 products of bfloat16 per cycle, or half as many of tf32."""
     return len(PRODUCTS[kind.planes]) * rows * columns * kind.channels / (2048 if kind.element == 2 else 1024)
 
 

@@ -1,7 +1,7 @@
 """Weight gradients by clusters: blocks that have neighbouring parts of one output tile add them before anything is written to memory.
 
 Without, every block writes its part in float32 and a second launch reads them all. Here the blocks of a cluster put their sums into the ring's
-memory, which is free behind the last product, and each adds a share of all ranks' sums out of their shared memory: a plane of parts a cluster.
+memory, which is free behind the last product, and each adds a share of all ranks' sums out of their shared memory: a plane of parts per cluster.
 
     memory of a block     [fours][thread][4 float32]: four sums of a thread are 16 bytes, those of a warp 512 in a row, so no two lanes share a bank
     fours of rank i       the i-th of CLUSTER equal runs of fours
@@ -134,7 +134,7 @@ def add_ranks(consumers: int, sums: int, cluster: int, place: Any) -> Any:
 def share_sums(consumers: int, sums: int, cluster: int, summers: int, place: Any, ring_bytes: int) -> Any:
     """Device function (acc, partials, ring, t, plane, …), the rest as of `add_ranks`: for all consumers, behind their last product."""
     if sums // 4 % cluster or 4 * consumers * sums > ring_bytes:
-        raise ValueError(f"{sums} sums of {consumers} threads in clusters of {cluster}, {ring_bytes} bytes: not whole fours a rank, or no room")
+        raise ValueError(f"{sums} sums of {consumers} threads in clusters of {cluster}, {ring_bytes} bytes: not whole fours per rank, or no room")
     (wait, _), put, add = ring_is_free(consumers, summers), put_sums(consumers, sums), add_ranks(consumers, sums, cluster, place)
 
     @jit(device=True)

@@ -114,7 +114,7 @@ def consumer(tile: PixelTile) -> Any:
 
 @cache
 def store_product(tile: PixelTile) -> Any:
-    """Device function (acc, partials, t, z, m0, panel0, panels, M, C, taps, S): the tile to partials[z][m][tap][c], 8 bytes a thread."""
+    """Device function (acc, partials, t, z, m0, panel0, panels, M, C, taps, S): the tile to partials[z][m][tap][c], 8 bytes per thread."""
     ROWS, EIGHTS, PANELS_B = tile.BM // tile.groups, tile.BN // 8, tile.BN // tile.panel
     HALVES, EIGHTS_OF_PANEL, place = ROWS // 64, tile.panel // 8, panel_place(tile.panel)
 
@@ -149,17 +149,17 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
     store, transpose = store_product(tile), transposer(tile, bias)
     add_up, place = summer(tile, bias == "shifted", planes=tile.planes_in_memory, plane_bytes=tile.plane_bytes), panel_place(tile.panel)
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
-    # 16 bytes of a pixel a lane; lanes beyond a pixel of few channels begin anew.
+    # 16 bytes of a pixel per lane; lanes beyond a pixel of few channels begin anew.
     CHUNK_BITS = min(31, tile.BN // 8 - 1) if tile.BN & (tile.BN - 1) == 0 else 31
 
     @jit(launch_bounds=(tile.threads(bias != ""), 1))
     def pixel_product_kernel(maps, partials, partials_b, M, C, P, Q, R, S, stride, top, left, pixel_steps, steps, column_tiles):
         """partials[z][m][(r,s)][c] = Σ_pixel stationary[pixel][m] · shifted[pixel shifted by (r,s)][c] over part z; bias sums of it in partials_b.
 
-        gemm: GM = M, GN = R·S·C, GK = pixels; block tile BM × BN, BK pixels a step.
+        gemm: GM = M, GN = R·S·C, GK = pixels; block tile BM × BN, BK pixels per step.
         grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
         block: `groups` warpgroups that multiply, a warp whose first thread fetches; then three helper warps that transpose tiles of four bytes, or
-        add up dy if there is a bias. owns: a block BM × BN, a warpgroup BM/groups rows of it.
+        add up dy if there is a bias. owns: per block BM × BN, per warpgroup BM/groups rows of it.
         shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·planes_in_memory·steps·BK·(BM + BN) + 4·BM·BN bytes.
         needs: compute capability 9.0 (wgmma, TMA).
         bias: which operand is dy, "stationary" or "shifted"; "" where no bias gradient is wanted.

@@ -302,7 +302,7 @@ def square_product(tile: SquareTile, bias: bool, whole: bool) -> Any:
 
         Where sums are whole, `partials` is dw[m][c][(r,s)] itself.
 
-        gemm    GM = M, GN = R·S·C, GK = pixels; block tile 64 × (R·S taps of 64 channels), a square of 64 pixels a step.
+        gemm    GM = M, GN = R·S·C, GK = pixels; block tile 64 × (R·S taps of 64 channels), a square of 64 pixels per step.
         grid    (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2; with clusters one
                 number (`wgrad_cluster`), and z counts clusters in partials.
         block   a warpgroup for each line of the filter, a warp whose first thread fetches; three helper warps that add up dy if there is a bias.

@@ -36,7 +36,7 @@ MOST_SPLIT = 132
 class PixelTile(OverPixels):
     """A block's tile BM × BN over pixels in steps of BK; `groups` warpgroups share its rows; `slots` steps are in flight, the stages of its ring.
 
-    element  bytes of an operand's element: 2 (bfloat16) or 4 (tf32), whose tiles are transposed in shared memory, 32 pixels a step.
+    element  bytes of an operand's element: 2 (bfloat16) or 4 (tf32), whose tiles are transposed in shared memory, 32 pixels per step.
     planes   of float32: 3 of bfloat16, made before the product and brought by TMA, or 2 of tf32, made as tiles are transposed. Otherwise 1.
     split    blocks that share one output tile, over a part of the pixels each.
 

@@ -1,8 +1,8 @@
 """Transposing tiles in shared memory, for the weight gradient in tf32 and fp32; and the bias gradient while at it.
 
 tf32 wgmma takes K-major operands alone, rows of the pixels it sums over; TMA brings rows of channels. Three warps stand between
-producer and consumers: one reads a panel of 32 pixels × 32 channels into its registers, a channel a lane, and writes it back to
-the same place, a channel a row, in the swizzle that wgmma expects. Neither way do lanes meet in a bank. Barrier `transposed[stage]`
+producer and consumers: one reads a panel of 32 pixels × 32 channels into its registers, one channel per lane, and writes it back to
+the same place, one channel per row, in the swizzle that wgmma expects. Neither way do lanes meet in a bank. Barrier `transposed[stage]`
 then says what `full[stage]` says elsewhere.
 
 fp32: an element leaves as two tf32 values, v = high + low within 2^-24·|v|, low in a second plane of the stage.

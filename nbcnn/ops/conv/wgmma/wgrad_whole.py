@@ -1,8 +1,8 @@
 """Weight gradients whose sum is whole in one block, or in one cluster: they go straight into dw, and no second launch adds parts or orders them.
 
 A block of squares has 64 filters × 64 channels with all taps. In dw, which is (K, C, R, S), these are 64·R·S floats in a row for each filter. Behind
-the last product the blocks put their sums into the ring's memory in this order; then each takes a share of the filters, four neighbours a thread,
-adds what the other blocks of its cluster have there, and stores 16 bytes a thread, 512 in a row a warp.
+the last product the blocks put their sums into the ring's memory in this order; then each takes a share of the filters, four neighbours per thread,
+adds what the other blocks of its cluster have there, and stores 16 bytes per thread, 512 in a row per warp.
 
     memory of a block     [filter][64·R·S + 4 float32]: the lanes of a warp, eight filters × four channels, meet in a bank by two at most (3×3)
     filters of rank i     the i-th of CLUSTER equal runs

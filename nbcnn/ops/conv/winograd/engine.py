@@ -6,7 +6,7 @@ An output of 2×2 pixels needs 4×4 pixels d of the input. With
 
     fprop   y = Aᵀ [ Σ_c (G w G^T) ⊙ (Bᵀ d B) ] A          16 positions of a tile, at each a matrix product over the channels
     dgrad   the same, of dy with the filters turned and C and K exchanged
-    wgrad   dw = Gᵀ [ Σ_tiles (Bᵀ d B) ⊙ (A dy Aᵀ) ] G     16 matrix products over the tiles; position (1,1) of A dy Aᵀ sums a tile: db
+    wgrad   dw = Gᵀ [ Σ_tiles (Bᵀ d B) ⊙ (A dy Aᵀ) ] G     16 matrix products over the tiles; position (1,1) of A dy Aᵀ sums per tile: db
 
 Per call: filters to Winograd-domain values, then for a few images at a time (so that their values need little memory, and stay near the
 cache) images to Winograd-domain values, the products, and the way back to images. The output tile is the window of a 2×2 pooling, which is why
@@ -89,7 +89,7 @@ def supports(call: Call, target: Target) -> str | None:
     if c.H % 2 or c.W % 2 or c.C % 16 or c.K % 16:
         return f"{c.C} to {c.K} channels of {c.H}×{c.W}: channels must be multiples of 16, the image of whole 2×2 tiles"
     if call.op.direction == "wgrad" and c.H * c.W // 4 % 16:
-        return f"{c.H * c.W // 4} tiles an image are not a multiple of 16"
+        return f"{c.H * c.W // 4} tiles per image are not a multiple of 16"
     return too_large(c.x_shape, c.y_shape)
 
 

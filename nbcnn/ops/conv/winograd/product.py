@@ -34,7 +34,8 @@ def rows_product(tile: Tile, positions: int) -> Any:
     def winograd_rows_kernel(v, u, m, tiles, K, C, k_tiles):
         """m[position][t][k] = Σ_c v[position][t][c] · u[c][position][k].
 
-        gemm: GM, GN, GK = tiles, K, C, as often as there are positions. grid: (tiles of BM×BN, 1, positions); owns: a block BM×BN, a thread TM×TN.
+        gemm: GM, GN, GK = tiles, K, C, as often as there are positions. grid: (tiles of BM×BN, 1, positions); owns: per block BM×BN, per thread
+        TM×TN.
         shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·C·(BM + BN) + 4·BM·BN bytes.
         """
         position = cuda.blockIdx.z
@@ -67,7 +68,7 @@ def columns_product(tile: Tile) -> Any:
     def winograd_columns_kernel(v, g, dm, db, tiles, C, K, plane0, k_tiles):
         """dm[z][position][c][k] = Σ_t v[position][t][c] · g[position][t][k], db[z][position][k] = Σ_t g[position][t][k], t over part z of the tiles.
 
-        gemm: GM, GN, GK = C, K, tiles, 16 times. grid: (tiles of BM×BN, parts, 16); owns: a block BM×BN, a thread TM×TN.
+        gemm: GM, GN, GK = C, K, tiles, 16 times. grid: (tiles of BM×BN, parts, 16); owns: per block BM×BN, per thread TM×TN.
         shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·tiles/parts·(BM + BN) + 4·BM·BN bytes. BK divides tiles.
         """
         position = cuda.blockIdx.z

@@ -1,7 +1,7 @@
 """The transforms of Winograd's F(2×2, 3×3) between images or filters and their 16 Winograd-domain values, and those of a folded upsampling's
 nine (winograd.py and nine_products.py have the formulas).
 
-Every kernel moves float4s of neighbouring channels, one tile (or one filter) a thread: memory-bound. The values of an image
+Every kernel moves float4s of neighbouring channels, one tile (or one filter) per thread: memory-bound. The values of an image
 lie as [position][tile][channel], those of a filter as [row][position][column]. Tiles are numbered image by image, line by line,
 which is also how pooling numbers its windows (pooling.py); launches see a part of the images, from tile `first` on.
 """
@@ -121,7 +121,7 @@ def input_kernel(kind: str) -> Any:
         """values[position][t][c] of the tile t, which begins at pixel STEP·(i,j) - PAD of x (N,H,W,C); zero outside.
 
         grid ceil(tiles·groups / 256), block 256, groups = C/4; a thread owns four channels of a tile
-        moves 4·(1 + values/STEP²)·H·W·C bytes an image; the rereads of overlapping tiles meet in the cache
+        moves 4·(1 + values/STEP²)·H·W·C bytes per image; the rereads of overlapping tiles meet in the cache
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= tiles * groups:
@@ -209,7 +209,7 @@ def image_kernel(kind: str, bias: bool, after: Any) -> Any:
         """y (N,H,W,K) (or its pooled form) from values[position][t][k].
 
         grid ceil(tiles·groups / 256), block 256, groups = K/4; a thread owns four channels of a tile of 2×2 pixels
-        moves 4·(values/4 + 1)·H·W·K bytes an image (4·(values/4 + 1/4) if pooled). other: what masks, or the index that pooling writes
+        moves 4·(values/4 + 1)·H·W·K bytes per image (4·(values/4 + 1/4) if pooled). other: what masks, or the index that pooling writes
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= tiles * groups:

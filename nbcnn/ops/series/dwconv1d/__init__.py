@@ -9,7 +9,7 @@ row that `--dwconv` chooses:
     warp      a warp works alone on several series; windows of elements in registers
     best      ours. On Hopper TMA moves the series: short ones in boxes of 32, a lane has one whole in registers (`boxes`); long ones in rows of
               128 bytes, a lane has 32 elements and what the taps reach (`segments`). Elsewhere, stored as bfloat16, or of other extents:
-              short ones through shared memory into registers (`whole`), long ones in tiles in shared memory, twelve results a thread
+              short ones through shared memory into registers (`whole`), long ones in tiles in shared memory, twelve results per thread
               (`sliding`). And both gradients from one load of x and dy
 
 after arXiv:2604.25422 ("CUDA Kernel Optimization and Counter-Free Performance Analysis for Depthwise Convolution"), with partial

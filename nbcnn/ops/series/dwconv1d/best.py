@@ -1,4 +1,4 @@
-"""Variant best, fprop and dgrad: which tile, and the one that takes any: 32 series in shared memory, twelve results a thread in registers.
+"""Variant best, fprop and dgrad: which tile, and the one that takes any: 32 series in shared memory, twelve results per thread in registers.
 
 What TMA can move is in `boxes.py` and `segments.py`, short series without it in `whole.py`.
 
@@ -50,7 +50,7 @@ def kernel_for(tile: Sliding, shift: int, vector: bool, flipped: bool, skip: boo
 
         grid C·⌈N·pack/32⌉·⌈tiles/pack⌉, block 32 rows × SEGMENTS; a row is a tile of a series, a block owns 32 rows of one channel, a
         thread twelve elements of its row. shared 4·(taps + 32·pitch) bytes, taps at a time, pitch ≥ TILE + taps + 8
-        moves  out once, each series once for every tile that its halo of T − 1 reaches, the filter once a block
+        moves  out once, each series once for every tile that its halo of T − 1 reaches, the filter once per block
         source ours; lanes down the batch as in arXiv:2604.25422's naive kernel, but through shared memory
         """
         shared = cuda.shared.array(0, f4)
@@ -144,7 +144,7 @@ def series_loads(g: Correlation, tile: Sliding) -> int:
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """The source with a halo a tile, the filter once a block, out once."""
+    """The source with a halo per tile, the filter once per block, out once."""
     g, one, chosen = of_images(call), element(call), call.tile
     if isinstance(chosen, Segments):
         return segments.traffic(call, g)

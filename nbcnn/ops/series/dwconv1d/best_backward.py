@@ -3,7 +3,7 @@
 The weight gradient is the sum of `sliding.py` again, with dy as the factors and taps as the results: a lane works in a row of its
 own, on twelve taps, and keeps their sums in registers over a strip of the batch. Rows are added up at the end of a strip, once.
 The fused kernel has in shared memory all that the input's gradient needs but the filter, so it makes that from the same tiles:
-12 bytes of memory an element instead of 16.
+12 bytes of memory per element instead of 16.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def kernel_for(tile: Sliding, form: Form, kind: str, out_kind: str) -> Any:
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left] over the rows of the part; dx as dwconv1d_best_kernel has it.
 
         grid (C·parts, ⌈T/TAPS⌉), block 32 rows × the warps along taps or tile; a row is a tile of a series, a block takes `strip` of
-        the `units` of 32 rows of a channel one after the other and owns TAPS partial sums, a thread twelve of them in its row, and
+        the `units` of 32 rows of a channel one after the other and owns TAPS partial sums, per thread twelve of them in its row, and
         twelve elements of dx. shared 128·(pitch_x + pitch_dy) bytes and, for dx, 4·T4
-        moves  x and dy once, each with a halo a tile, for every TAPS taps; partial once; dx once
+        moves  x and dy once, each with a halo per tile, for every TAPS taps; partial once; dx once
         source ours; the rows' order in a sum never depends on timing
         """
         shared = cuda.shared.array(0, f4)
@@ -229,7 +229,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:
-    """dy, and x with a halo a tile, for every group of taps; then the partial sums."""
+    """dy, and x with a halo per tile, for every group of taps; then the partial sums."""
     g = of_gradient(call)
     if isinstance(call.tile, Segments):
         return segments_backward.traffic(call, g)
@@ -281,7 +281,7 @@ def bind_fused(call: Call) -> list[Launch]:
 
 
 def traffic_fused(call: Call) -> list[Traffic]:
-    """x and dy with a halo a tile, the filter once a block, dx once; then the partial sums."""
+    """x and dy with a halo per tile, the filter once per block, dx once; then the partial sums."""
     towards, g = of_backward(call)
     if isinstance(call.tile, Segments):
         return [segments.traffic_of(call, towards, Segments(call.tile.parts_dx)), *segments_backward.traffic(call, g)]

@@ -108,7 +108,7 @@ def box_floats(length: int) -> int:
 
 
 def shared_bytes(taps: int, warps: int, length: int, boxes: int) -> int:
-    """Bytes that a block asks for: taps, `boxes` boxes a warp, two barriers a warp, and what it takes to begin at a multiple of 128."""
+    """Bytes that a block asks for: taps, `boxes` boxes per warp, two barriers a warp, and what it takes to begin at a multiple of 128."""
     return 4 * (taps + warps * boxes * box_floats(length)) + 16 * warps + 128
 
 
@@ -125,9 +125,9 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> 
     def dwconv1d_boxes_kernel(maps, w, d, C, groups, strip):
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
 
-        grid groups·parts, block 8 warps; a block owns 32 neighbouring channels of its part of the examples, a warp those of one example at a
-        time, a lane one. shared the taps, and 16·32·PITCH floats: two boxes a warp
-        moves  source and out once, the filter once a part
+        grid groups·parts, block 8 warps; a block owns 32 neighbouring channels of its part of the examples, per warp those of one example at a
+        time, per lane one. shared the taps, and 16·32·PITCH floats: two boxes per warp
+        moves  source and out once, the filter once per part
         needs  compute capability 9.0: maps are the tensor maps of source and out
         source ours; NVIDIA, PTX ISA, "cp.async.bulk.tensor"
         """

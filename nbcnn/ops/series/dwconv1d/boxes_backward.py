@@ -49,9 +49,9 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
     def dwconv1d_bwd_boxes_kernel(maps, w, d, partial, C, groups, strip):
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left] over the series of the part; dx as dwconv1d_boxes_kernel has it.
 
-        grid groups·parts, block 4 warps; a block owns 32 neighbouring channels of its part of the examples and their partial sums, a warp those
-        of one example at a time, a lane one. shared the taps for dx, and 16·32·PITCH floats: two boxes of dy and of x a warp
-        moves  x and dy once, partial once; dx once, the filter once a part
+        grid groups·parts, block 4 warps; a block owns 32 neighbouring channels of its part of the examples and their partial sums, per warp those
+        of one example at a time, per lane one. shared the taps for dx, and 16·32·PITCH floats: two boxes of dy and of x per warp
+        moves  x and dy once, partial once; dx once, the filter once per part
         needs  compute capability 9.0: maps are the tensor maps of dy, x and dx
         source ours; the order of a sum never depends on timing
         """

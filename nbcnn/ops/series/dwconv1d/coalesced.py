@@ -1,7 +1,7 @@
 """Variant coalesced: as naive, but neighbouring threads handle neighbouring elements of one series.
 
 A warp now loads 32 elements in a row, four or five sectors of 32 bytes, and the tap is one address for the whole warp. Every
-element is still loaded once a tap, from the caches. In the weight gradient a warp shares one weight: its lanes walk along the
+element is still loaded once per tap, from the caches. In the weight gradient a warp shares one weight: its lanes walk along the
 series, so that many more than C·T threads work; a part of the batch each, and the parts are added afterwards.
 """
 
@@ -39,7 +39,7 @@ def images_kernel(flipped: bool, skip: bool, source_kind: str, out_kind: str) ->
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left] (+ d[c] · source[n,c,t]); k is w, or w read backwards.
 
         grid ⌈NCL/256⌉, block 256; a thread owns one out, neighbours are neighbours in time: loads and stores coalesce.
-        shared none; moves 8 bytes a product through the caches, and out once. source: arXiv:2604.25422, "GMC".
+        shared none; moves 8 bytes per product through the caches, and out once. source: arXiv:2604.25422, "GMC".
         """
         at = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if at < N * C * L:
@@ -65,7 +65,7 @@ def wgrad_kernel(kind: str) -> Any:
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left], n over the `rows` series of the part.
 
         grid ⌈parts·CT/8⌉, block 8 warps; a warp owns one partial sum, its lanes every 32nd t of every series.
-        shared none; moves 8 bytes a product through the caches, and partial once. source: arXiv:2604.25422, "GMC", without atomics.
+        shared none; moves 8 bytes per product through the caches, and partial once. source: arXiv:2604.25422, "GMC", without atomics.
         """
         lane = cuda.threadIdx.x & WARP - 1
         at = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP

@@ -34,7 +34,7 @@ def images_kernel(flipped: bool, skip: bool, source_kind: str, out_kind: str) ->
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left] (+ d[c] · source[n,c,t]); k is w, or w read backwards.
 
         grid ⌈NCL/256⌉, block 256; a thread owns one out, neighbours are series of the batch: no access coalesces.
-        shared none; moves 8 bytes a product through the caches, and out once. source: the definition.
+        shared none; moves 8 bytes per product through the caches, and out once. source: the definition.
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < N * C * L:
@@ -62,7 +62,7 @@ def wgrad_kernel(flipped: bool, skip: bool, kind: str) -> Any:
         """dk[c,i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left], put where w has the tap; dd[c] = dk[c,left].
 
         grid ⌈CT/32⌉, block 32; a thread owns one weight and sums all its products alone.
-        shared none; moves 8 bytes a product through the caches, and dw once. source: the definition.
+        shared none; moves 8 bytes per product through the caches, and dw once. source: the definition.
         """
         at = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if at < C * T:
@@ -108,7 +108,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 def traffic_images(call: Call) -> list[Traffic]:
-    """Two loads a product, the tap and the element; the skip is one more product an output."""
+    """Two loads a product, the tap and the element; the skip is one more product per output."""
     g, one = of_images(call), element(call)
     products = g.rows * (g.products() + g.L * g.skip)
     return [Traffic(products * (4 + one), g.rows * g.L * element(call, "out"), 4 * g.C * (g.taps_used() + g.skip) + one * g.rows * g.L)]

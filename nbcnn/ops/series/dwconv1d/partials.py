@@ -30,7 +30,7 @@ class Strips:
 
 
 def strips(units: int, per_part: int, target: Target, resident: int) -> Strips:
-    """`units` of work in parts: up to four full rounds of `resident` blocks a multiprocessor, where a part is `per_part` blocks."""
+    """`units` of work in parts: up to four full rounds of `resident` blocks per multiprocessor, where a part is `per_part` blocks."""
     wanted = max(1, min(units, 4 * resident * target.multiprocessors // per_part))
     return Strips(blocks(units, blocks(units, wanted)))  # no part without work
 
@@ -53,7 +53,7 @@ def total_kernel(flipped: bool, skip: bool) -> Any:
     def dwconv1d_total_kernel(partial, dw, dd, C, T, left, parts):
         """dw[c,j] = Σ_part partial[part][c][i], i the place of tap j; dd[c] = that of the tap of offset 0.
 
-        grid ⌈CT/32⌉, block 32 outputs × 8 threads, each adds every eighth part; owns: a block 32 weights.
+        grid ⌈CT/32⌉, block 32 outputs × 8 threads, each adds every eighth part; owns: per block 32 weights.
         shared 1 KiB; moves 4·parts·C·T bytes once, and dw (and dd) once.
         """
         sums = cuda.shared.array((LANES, OUTPUTS), f4)

@@ -215,8 +215,8 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
 
         grid C·parts, block 4 warps; a block owns one channel of its part of the `units`, `across` of a series; a warp takes one at a time,
-        1,024 elements, a lane 32. shared two boxes of (32 + rows that the taps reach) · 128 bytes a warp, and the filter
-        moves  source once and what the taps reach beside every 1,024 elements, out once, the filter once a block
+        1,024 elements, a lane 32. shared two boxes of (32 + rows that the taps reach) · 128 bytes per warp, and the filter
+        moves  source once and what the taps reach beside every 1,024 elements, out once, the filter once per block
         needs  compute capability 9.0: maps are the tensor maps of source and out, rows of 32 elements
         source ours; NVIDIA, PTX ISA, "cp.async.bulk.tensor"
         """
@@ -283,7 +283,7 @@ def map_of(array: Any, g: Correlation, rows: int) -> np.ndarray:
 
 
 def shared_bytes(floats: int, warps: int) -> int:
-    """Bytes that a block asks for: `floats`, two barriers a warp, and what it takes to begin at a multiple of 1,024."""
+    """Bytes that a block asks for: `floats`, two barriers per warp, and what it takes to begin at a multiple of 1,024."""
     return 4 * floats + 16 * warps + 1024
 
 
@@ -315,7 +315,7 @@ def traffic(call: Call, g: Correlation) -> list[Traffic]:
 
 
 def traffic_of(call: Call, g: Correlation, tile: Segments) -> Traffic:
-    """The source with what the taps reach, out once, the filter once a block."""
+    """The source with what the taps reach, out once, the filter once per block."""
     one, filters = element(call), 4 * g.C * (g.T + g.skip)
     read = one * g.rows * loads(g) + filters * tile.parts
     return Traffic(read, g.rows * g.L * element(call, "out"), one * g.rows * g.L + filters)

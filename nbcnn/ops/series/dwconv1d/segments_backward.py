@@ -101,7 +101,7 @@ def kernel_for(taps: int, left: int) -> Any:
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left] over the series of the part.
 
         grid C·parts, block 4 warps; a block owns the partial sums of one channel of its part of the `units`, `across` of a series; a warp takes
-        one at a time, 1,024 elements, a lane 32. shared two boxes of dy and two of x a warp, 128 bytes a lane and what the taps reach; at the
+        one at a time, 1,024 elements, a lane 32. shared two boxes of dy and two of x per warp, 128 bytes per lane and what the taps reach; at the
         end all sums of all lanes
         moves  dy once, x once and what the taps reach beside every 1,024 elements, partial once
         needs  compute capability 9.0: maps are the tensor maps of dy and x, rows of 32 elements

@@ -28,7 +28,7 @@ THREADS = LANES * ROWS
 MOST_GROUPS = 8
 MOST_SHARED = 48 * 1024
 RESIDENT = 5
-"""Blocks that share a multiprocessor: 48 registers a thread."""
+"""Blocks that share a multiprocessor: 48 registers per thread."""
 
 
 def groups_of(count: int) -> int:
@@ -47,9 +47,9 @@ def images_kernel(GROUPS: int, shift: int, vector: bool, flipped: bool, skip: bo
     def dwconv1d_shared_kernel(source, w, d, out, N, C, L, T, left, T4, pitch, tiles):
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
 
-        grid C·⌈L/TILE⌉·⌈N/16⌉, block 16 lanes × 16 series; a block owns 16 series × TILE of one channel, a thread every 16th of a tile.
+        grid C·⌈L/TILE⌉·⌈N/16⌉, block 16 lanes × 16 series; a block owns 16 series × TILE of one channel, per thread every 16th of a tile.
         shared 4·(T4 + 16·pitch) bytes, pitch ≥ TILE + T4 + 4; T4 is T rounded up to four.
-        moves  out once, each series once for every tile that its halo of T − 1 reaches, the filter once a block
+        moves  out once, each series once for every tile that its halo of T − 1 reaches, the filter once per block
         source arXiv:2604.25422, "shared-memory cache-blocked"
         """
         shared = cuda.shared.array(0, f4)
@@ -99,9 +99,9 @@ def wgrad_kernel(GROUPS: int, shift: int, vector: bool, kind: str) -> Any:
     def dwconv1d_wgrad_shared_kernel(x, dy, partial, N, C, L, T, left, rows, TL, pitch_dy, pitch_x):
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left], n over the `rows` series of the part.
 
-        grid (C·parts, ⌈T/TAPS⌉), block 16 lanes × 16 series; a block owns TAPS partial sums, a thread every 16th of one series in 16.
+        grid (C·parts, ⌈T/TAPS⌉), block 16 lanes × 16 series; a block owns TAPS partial sums, per thread every 16th of one series in 16.
         shared 64·(pitch_dy + pitch_x) bytes, pitch_dy ≥ TL, pitch_x ≥ TL + TAPS + 4; a tile of TL elements at a time
-        moves  dy once and x once with a halo of TAPS a tile, both for every TAPS taps; partial once
+        moves  dy once and x once with a halo of TAPS per tile, both for every TAPS taps; partial once
         source arXiv:2604.25422, "shared-memory cache-blocked", without atomics
         """
         shared = cuda.shared.array(0, f4)
@@ -211,7 +211,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 def traffic_images(call: Call) -> list[Traffic]:
-    """The source with a halo a tile, the filter once a block, out once."""
+    """The source with a halo per tile, the filter once per block, out once."""
     g, one, TILE = of_images(call), element(call), LANES * groups_of(call.in_shapes[0][2])
     tiles = -(-g.L // TILE)
     staged = one * g.rows * row_loads(g.L, range(0, g.L, TILE), -g.left - shift_of(g), TILE + 4 + quads(g.T))
@@ -220,7 +220,7 @@ def traffic_images(call: Call) -> list[Traffic]:
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:
-    """dy, and x with a halo a tile, for every group of taps; then the partial sums."""
+    """dy, and x with a halo per tile, for every group of taps; then the partial sums."""
     g, one, split = of_gradient(call), element(call), call.tile.split
     TL, TAPS = shared_of_gradient(g)[0], LANES * groups_of(g.T)
     bases = range(0, g.T, TAPS)

@@ -99,14 +99,14 @@ def convolve(length: int, taps: int, left: int) -> Any:
 
 
 def traffic(call: Call, g: Correlation) -> list[Traffic]:
-    """The source and out once, the filter once a block."""
+    """The source and out once, the filter once per block."""
     one, filters = element(call), 4 * g.C * (g.T + g.skip)
     read = one * g.rows * g.L
     return [Traffic(read + filters * call.tile.parts, g.rows * g.L * element(call, "out"), read + filters)]
 
 
 def traffic_backward(call: Call, g: Correlation, with_dx: bool) -> list[Traffic]:
-    """x and dy once, and for dx the filter once a block and dx once; then the partial sums."""
+    """x and dy once, and for dx the filter once per block and dx once; then the partial sums."""
     one, parts, filters = element(call), call.tile.parts, 4 * g.C * (g.T + g.skip) if with_dx else 0
     read, made = 2 * one * g.rows * g.L, g.rows * g.L * element(call, "out") if with_dx else 0
     first = Traffic(read + filters * parts, made + partials.scratch_bytes(g, parts), read + filters)

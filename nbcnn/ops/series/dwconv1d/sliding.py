@@ -1,4 +1,4 @@
-"""The inner loop of variant best: twelve results a thread, over a window of elements that slides through registers.
+"""The inner loop of variant best: twelve results per thread, over a window of elements that slides through registers.
 
     acc[m] += Σ_i factor[i] · element[i+m+shift]        m < 12
 
@@ -37,7 +37,7 @@ AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Sliding:
-    """`segments` warps a block, so tiles of 12·segments elements; a row is one tile of a series, `pack` tiles of one series lie in
+    """`segments` warps per block, so tiles of 12·segments elements; a row is one tile of a series, `pack` tiles of one series lie in
     neighbouring rows; a weight gradient is summed in `split` parts."""
 
     segments: int

@@ -5,7 +5,7 @@ elements four lanes are a tile, and a warp has eight series. Results that lie si
 `sliding.py` brings 48 products with two 16-byte loads. arXiv:2604.25422 gives a warp one series and a lane the results ℓ and ℓ+32: a load from
 shared memory for every product, which then are what limits it.
 
-In the weight gradient a warp keeps its sums in registers over a strip of the batch, and leaves one partial sum a strip.
+In the weight gradient a warp keeps its sums in registers over a strip of the batch, and leaves one partial sum per strip.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GROUPS = (4, 8, 16, 32)
 """Lanes that may own a series."""
 MOST_SHARED = 48 * 1024
 RESIDENT = 8
-"""Blocks that share a multiprocessor: up to 64 registers a thread."""
+"""Blocks that share a multiprocessor: up to 64 registers per thread."""
 
 
 def lanes_for(count: int, halo: int) -> int:
@@ -59,8 +59,8 @@ def images_kernel(lanes: int, shift: int, vector: bool, flipped: bool, skip: boo
 
         grid ⌈C·⌈N/SERIES⌉/4⌉, block 4 warps; a warp owns SERIES series of a channel, tile after tile, LANES lanes each; a lane twelve
         neighbours of a tile. shared 16·(T4 + SERIES·pitch) bytes, T4 is T rounded up to four, pitch ≥ TILE + T4 + 8
-        moves  out once, each series once for every tile that its halo of T − 1 reaches, the filter once a warp
-        source arXiv:2604.25422, "warp-tiled", with twelve neighbours a lane
+        moves  out once, each series once for every tile that its halo of T − 1 reaches, the filter once per warp
+        source arXiv:2604.25422, "warp-tiled", with twelve neighbours per lane
         """
         shared = cuda.shared.array(0, f4)
         tid = cuda.threadIdx.x
@@ -114,8 +114,8 @@ def wgrad_kernel(lanes: int, shift: int, vector: bool, kind: str) -> Any:
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left], n over the `rows` series of the part.
 
         grid (⌈C·parts/4⌉, ⌈T/TILE⌉), block 4 warps; a warp owns TILE partial sums, LANES lanes all of them for every SERIES-th series
-        shared 16·SERIES·(PITCH_DY + PITCH_X) bytes: of SERIES series a warp, TILE dy and the 2·TILE x that they meet
-        moves  dy once and x once with a halo of TILE a tile, both for every TILE taps; partial once
+        shared 16·SERIES·(PITCH_DY + PITCH_X) bytes: of SERIES series per warp, TILE dy and the 2·TILE x that they meet
+        moves  dy once and x once with a halo of TILE per tile, both for every TILE taps; partial once
         source arXiv:2604.25422, "warp-tiled", without atomics
         """
         shared = cuda.shared.array(0, f4)
@@ -166,7 +166,7 @@ def wgrad_kernel(lanes: int, shift: int, vector: bool, kind: str) -> Any:
 
 
 def plan_of_images(g: Correlation) -> tuple[int, int, int]:
-    """(lanes a series, pitch of a staged row, bytes of shared memory)."""
+    """(lanes per series, pitch of a staged row, bytes of shared memory)."""
     lanes = lanes_for(g.L, quads(g.T))
     pitch = bank_pitch(RESULTS * lanes + quads(g.T) + OVERRUN)
     return lanes, pitch, 4 * WARPS * (quads(g.T) + WARP // lanes * pitch)
@@ -219,7 +219,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 def traffic_images(call: Call) -> list[Traffic]:
-    """The source with a halo a tile, the filter once a warp, out once."""
+    """The source with a halo per tile, the filter once per warp, out once."""
     g, one = of_images(call), element(call)
     lanes, _, _ = plan_of_images(g)
     starts = range(0, g.L, RESULTS * lanes)
@@ -229,7 +229,7 @@ def traffic_images(call: Call) -> list[Traffic]:
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:
-    """dy, and x with a halo a tile, for every group of taps; then the partial sums."""
+    """dy, and x with a halo per tile, for every group of taps; then the partial sums."""
     g, one, split = of_gradient(call), element(call), call.tile.split
     tile = RESULTS * lanes_of_gradient(g)
     bases = range(0, g.T, tile)

@@ -42,7 +42,7 @@ class Whole(Strips):
 
 
 def resident(length: int) -> int:
-    """Blocks that share a multiprocessor: 80 registers a thread hold 48 elements, 96 all that fits."""
+    """Blocks that share a multiprocessor: 80 registers per thread hold 48 elements, 96 all that fits."""
     return 6 if length <= 48 else 5
 
 
@@ -106,9 +106,9 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool, sou
     def dwconv1d_whole_kernel(source, w, d, out, N, C, strip):
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
 
-        grid C·parts, block 4 warps; a block owns one channel of 32·4·strip series, a warp 32 of them at a time, a lane one
-        shared 4·(taps + 4·32·pitch) bytes: 32 series a warp, and the filter
-        moves  source and out once, the filter once a block
+        grid C·parts, block 4 warps; a block owns one channel of 32·4·strip series, per warp 32 of them at a time, per lane one
+        shared 4·(taps + 4·32·pitch) bytes: 32 series per warp, and the filter
+        moves  source and out once, the filter once per block
         source ours: the products of a whole series between registers
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)

@@ -29,7 +29,7 @@ WARPS = 2
 
 
 def resident(length: int, taps: int, with_dx: bool) -> int:
-    """Blocks that share a multiprocessor: 128 registers a thread hold 48 elements and 48 sums, 144 dx as well, 200 all that fits."""
+    """Blocks that share a multiprocessor: 128 registers per thread hold 48 elements and 48 sums, 144 dx as well, 200 all that fits."""
     return 8 - with_dx if length + taps <= 96 else 5
 
 
@@ -46,9 +46,9 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
     def dwconv1d_bwd_whole_kernel(x, dy, w, d, dx, partial, N, C, strip):
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left] over the series of the part; dx as dwconv1d_whole_kernel has it.
 
-        grid C·parts, block 2 warps; a block owns one channel of 32·2·strip series and its partial sums, a warp 32 series at a time, a lane one
-        shared 16·32·2·pitch bytes: x and dy of 32 series a warp, and the filter for dx; at the end all sums of all lanes
-        moves  x and dy once, partial once; dx once, the filter once a block
+        grid C·parts, block 2 warps; a block owns one channel of 32·2·strip series and its partial sums, per warp 32 series at a time, per lane one
+        shared 16·32·2·pitch bytes: x and dy of 32 series per warp, and the filter for dx; at the end all sums of all lanes
+        moves  x and dy once, partial once; dx once, the filter once per block
         source ours; the order of a sum never depends on timing
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
