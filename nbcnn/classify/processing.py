@@ -158,7 +158,7 @@ class Engine(Protocol):
         """Covariance of the channels over samples and positions, `mean` (F,) taken off; float64 (C, C)."""
 
     def standardise(self, scaler: Scaler) -> None:
-        """Take the mean off every feature and divide by its deviation."""
+        """Subtract each feature's mean and divide by its standard deviation."""
 
     def whiten(self, mean: np.ndarray, Z: np.ndarray) -> None:
         """Take `mean` (F,) off and multiply the channels at every position by Z (C, C)."""

@@ -37,7 +37,7 @@ EXAMPLES = (
 SHARED = ("train", "extract", "classify", "pipeline")
 """The commands of nbcnn that several ranks can run together. On a GPU rank 0 alone trains the classifier of the last two."""
 AROUND = ("python", "python3", "nsys", "ncu", "compute-sanitizer", "env", "nice", "numactl", "taskset", "strace", "gdb")
-"""Programs that are known to start another one; a program of one's own is given with its path."""
+"""Programs that are known to start another one; any other program is given with its path."""
 
 PATIENCE = 2.0
 """Seconds that ranks have to end by themselves when one has failed; then they get SIGTERM, and as long after that SIGKILL."""

@@ -305,11 +305,11 @@ def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) ->
     if not graph:
         return "\n".join(notes)
     if flags.model == "unet" and segmented:
-        notes.append(f"NOTE: {name} has masks, so unet learns the class of every pixel; --loss mse has it take noise off images instead.")
+        notes.append(f"NOTE: {name} has masks, so unet learns the class of every pixel; --loss mse has it denoise images instead.")
     elif flags.model == "unet" and not flags.noise and "noise" not in flags.given:
         flags.noise = DENOISED
         notes.append(
-            f"NOTE: unet learns to take noise off images, of deviation {DENOISED}; --noise chooses another. Of images with masks it learns these."
+            f"NOTE: unet learns to denoise images (standard deviation {DENOISED}; --noise chooses another). On images with masks it learns these."
         )
     if name in FIGURES and flags.augment and "augment" not in flags.given and "flip" in flags.augment:
         flags.augment = "crop:4"

@@ -75,7 +75,7 @@ ADDED_LATER = frozenset({"weights", "resident", "recompute", "patience", "callba
 """Flags that earlier versions did not have; their runs resume with the default."""
 
 FILES = paths.PathArgument("images", str, recorded=True, parts=paths.of_dataset)
-"""The path of one's own images or arrays, in --dataset."""
+"""The path of the user's images or arrays, in --dataset."""
 FUNCTION = paths.PathArgument("reads", str, recorded=True, parts=paths.of_function)
 """The files of functions, in --model and --augment."""
 OUT = paths.PathArgument("folder", str, own=paths.RUN)

@@ -274,7 +274,7 @@ def notes(net: Any, session: Any, data: Material) -> dict[str, str]:
     """The strings that tell, in the run's checkpoints, how it was computed and of which network the weights are."""
     about = {"precision": net.precision, "classes": list(data.classes) if data.classes else None}
     network = {"normalisation": net.normalisation.text()} if net.normalisation else {}
-    with suppress(TypeError):  # layers of one's own whose fields are no JSON: the weights are kept all the same
+    with suppress(TypeError):  # custom layers whose fields are no JSON: the weights are kept all the same
         network[description.KEY] = description.dumps(net.layers, net.input_shape, **about)
     on_cpu = {BLAS: str(blas.threads())} if net.mode == "cpu" else {}
     return {

@@ -1,4 +1,4 @@
-"""Mean and deviation of a data set's channels, which the gather kernel takes off and divides by while it reads the pixels."""
+"""Mean and standard deviation of a data set's channels: the gather kernel subtracts and divides by them while it reads the pixels."""
 
 from __future__ import annotations
 

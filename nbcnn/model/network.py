@@ -68,7 +68,7 @@ class Model(Weights):
     input_shape  (C, H, W) or (F,) of an example; None takes it from the first data.
     classes      names of the classes, for pictures and files.
     fuse         put layers together where the mode has a kernel for them.
-    normalisation  mean and deviation of the channels, `nbcnn.Normalisation.of(images)`: taken off and divided by while the pixels are read, here
+    normalisation  mean and standard deviation of the channels, `nbcnn.Normalisation.of(images)`: subtracted and divided by while the pixels are read, here
                  and wherever the saved model is used; where the target of loss "mse" is the input, it is the normalised image. None divides bytes
                  by 255.
 

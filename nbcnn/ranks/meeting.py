@@ -9,7 +9,7 @@ Both sides of a connection prove that they know the job's token, without saying 
 
 The nonces are new for every connection, so that a recorded message proves nothing. Every message has a fixed length, so that nothing is allocated
 for a stranger, and rank 0 reads from all callers at once, so that a silent or slow one keeps nobody waiting. One deadline, `timeout` seconds
-after the start, holds for the whole meeting. What is said after it is neither encrypted nor signed: that takes a network of one's own.
+after the start, holds for the whole meeting. What is said after it is neither encrypted nor signed: that takes a private network.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class ConvAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Networ
     layers        a list of layers whose output has the shape of their input, or a function of (shape, code) that makes one; None: a small one.
     code          channels of the code (units, of vectors) that the default layers have.
     at            the layer whose output is the code, as `nbcnn.Model.summary` names it; None: the narrowest activation of the default layers,
-                  or of one's own the output of the layer in the middle.
+                  or the output of the middle one of `layers`.
     epochs, batch_size, optimizer ("sgd", "adam", "adamw"), lr, verbose: as `nbcnn.Model.fit`.
     mode, precision: as `nbcnn.Model`; random_state: its seed.
 

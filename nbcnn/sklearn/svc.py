@@ -31,7 +31,7 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
 
     C       penalty of a margin violation, more than 0.
     gamma   "scale" (1 / (features · variance of the scaled X)), "auto" (1 / features) or a number more than 0.
-    scale   subtract each feature's mean and divide by its deviation first, as `nbcnn classify` does; None: where there is no `process`.
+    scale   subtract each feature's mean and divide by its standard deviation first, as `nbcnn classify` does; None: where there is no `process`.
     process "blur+sqrt+cw1+l2" or other steps of `nbcnn.classify.processing` before that, or None; blur and cw1 take images (n, C, H, W).
     device  "auto", "cpu", "gpu": where the machine is trained.
     jobs    processes that train pairs of classes on the CPU; None: as many as cores and memory allow.

@@ -77,7 +77,7 @@ def test_a_batch_of_the_recipe_is_at_most_an_eighth_of_few_images():
 
 def test_unet_takes_noise_off_where_there_are_no_masks():
     chosen = flags("--model", "unet")
-    assert "unet learns to take noise off images, of deviation 0.1" in recipes.on_images(chosen, "cifar10", 50_000, False)
+    assert "unet learns to denoise images (standard deviation 0.1;" in recipes.on_images(chosen, "cifar10", 50_000, False)
     assert chosen.noise == recipes.DENOISED
     chosen = flags("--model", "unet", "--noise", "0.3")
     assert recipes.on_images(chosen, "cifar10", 50_000, False) == ""
@@ -214,7 +214,7 @@ def test_a_denoiser_is_trained_on_noise_and_draws_what_it_restores(tiny, tmp_pat
     words = ["--model", "unet", "--dataset", "shapes", "--loss", "l1", "--mode", "cpu", "--limit", "4", "--batch", "2", "--epochs", "1"]
     assert exits(train, [*words, "--out", tmp_path / "run"]) == 0
     said = capsys.readouterr().err
-    assert "unet learns to take noise off images" in said
+    assert "unet learns to denoise images" in said
     assert "noise of 0.1" in said
     assert (tmp_path / "run" / "reconstructions.png").stat().st_size > 1000
 
