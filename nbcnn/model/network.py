@@ -68,9 +68,9 @@ class Model(Weights):
     input_shape  (C, H, W) or (F,) of an example; None takes it from the first data.
     classes      names of the classes, for pictures and files.
     fuse         put layers together where the mode has a kernel for them.
-    normalisation  mean and standard deviation of the channels, `nbcnn.Normalisation.of(images)`: subtracted and divided by while the pixels are read, here
-                 and wherever the saved model is used; where the target of loss "mse" is the input, it is the normalised image. None divides bytes
-                 by 255.
+    normalisation  mean and standard deviation of the channels, `nbcnn.Normalisation.of(images)`: subtracted and divided by as pixels are read, here
+                 and wherever the saved model is used; where the target of loss "mse" is the input, it is the normalised image. None divides bytes by
+                 255.
 
     Images are uint8, of which 255 is 1, or floats, which are taken as they are (`nbcnn.Form`). A model is a context manager: `close` frees its
     GPU memory. One process trains on one GPU; several train together by `nbcnn launch` alone. Several threads may call one model: calls take turns,

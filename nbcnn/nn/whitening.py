@@ -58,8 +58,8 @@ def _prepares(tape: Tape, x: Buf, y: Buf, scope: str) -> Built:
 class Whiten(Layer):
     """Images of normalised contrast, without the mean image, decorrelated by a convolution that is fitted to training images (ZCA).
 
-    Shapes: (N, C, H, W) → (N, C, H, W), float32, of standard deviation 1 once fitted. It must be the first layer; of an autoencoder the target is then the
-    whitened image. State: mean (C, H, W), filters (C, C, size, size), fitted (1,): the number of images it was fitted to, 0 before. Training fits
+    Shapes: (N, C, H, W) → (N, C, H, W), float32, with standard deviation 1 once fitted. It must be the first layer; an autoencoder's target is then
+    the whitened image. State: mean (C, H, W), filters (C, C, size, size), fitted (1,): the number of images it was fitted to, 0 before. Training fits
     it, unless it is fitted already (`nbcnn.dictionary.fit`); until then the contrast is normalised and nothing else.
 
     size       side of the filters in pixels, odd. eps  times the mean eigenvalue is added to the eigenvalues of the patches' covariance: 0.01; 0.1
