@@ -263,7 +263,7 @@ def on_cpu(flags: SimpleNamespace) -> str:
     if not left.keys() & {"model", "epochs", "limit"}:
         return ""
     what = f" {SMALL}," if flags.model == SMALL else ""
-    amount = f"{flags.limit:,}" if flags.limit else "all"
+    amount = f"up to {flags.limit:,}" if flags.limit else "all"
     if flags.model in FITTED:
         return f"NOTE: this runs on the CPU, so it is fitted to {amount} images; --limit N takes another number, --limit all every image."
     return (

@@ -48,7 +48,7 @@ def test_the_first_command_and_what_it_proposes_end_in_a_confusion_matrix(tmp_pa
     for door in ("train.py", "extract_features.py"):
         shutil.copy(ROOT / door, tmp_path)
     trained, said = typed(first_command(), tmp_path)
-    assert "small-autoencoder, 10 epochs of 1,024 images" in said
+    assert "small-autoencoder, 10 epochs of up to 1,024 images" in said
     assert "digits: 1,024 training and 360 test images" in said
     assert said.count("where the time went") == 1
     run = next((tmp_path / "runs").iterdir())

@@ -102,7 +102,8 @@ def test_a_flag_changes_what_it_names_in_the_small_run_of_a_cpu(words, changed):
     recipes.on_cpu(named)
     assert vars(chosen) | {"given": 0} == vars(named) | {"given": 0}, "the small network has the same recipe by name"
     train_flags.check({name: value for name, value in vars(chosen).items() if name != "given"})
-    assert f"small-autoencoder, {wanted['epochs']} epochs of {format(wanted['limit'], ',') if wanted['limit'] else 'all'} images" in notice
+    amount = f"up to {wanted['limit']:,}" if wanted["limit"] else "all"
+    assert f"small-autoencoder, {wanted['epochs']} epochs of {amount} images" in notice
 
 
 @pytest.mark.parametrize(
