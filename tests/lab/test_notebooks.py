@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,3 +55,21 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     kept = nbformat.read(path, as_version=4)
     # What is kept in the file is of these cells: as many of them print something as did when it was written.
     assert [bool(cell.outputs) for cell in code] == [bool(cell.outputs) for cell in kept.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.full
+def test_the_notebook_of_a_kernel_runs_as_a_program(tmp_path):
+    """What it calls of nbcnn's inside changes most often; this needs none of the packages that execute notebooks."""
+    code = []
+    for cell in json.loads((ROOT / "docs" / "notebooks" / "own-kernel.ipynb").read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if text.startswith("%%writefile "):
+            name, written = text.removeprefix("%%writefile ").split("\n", 1)
+            (tmp_path / name).write_text(written + "\n", encoding="utf-8")
+        elif cell["cell_type"] == "code":
+            code.append(text)
+    (tmp_path / "notebook.py").write_text("\n".join(code) + "\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NBCNN_SIMULATOR": "1"}
+    done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("ms per training step") == 4
