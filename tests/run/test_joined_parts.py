@@ -12,11 +12,11 @@ from test_net import net_or_skip
 from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported, from_layout, poison, to_layout
-from nbcnn.gpu.compiler import LOCKSTEP
+from nbcnn.gpu.compiler import LOCKSTEP, SIMULATOR
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.lockstep.check import checking
-from nbcnn.gpu.target import H200
-from nbcnn.modes import MODES
+from nbcnn.gpu.target import H200, Target
+from nbcnn.modes import MODES, named
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.graphs import Graph, Input
 from nbcnn.nn.joins import Concat
@@ -25,7 +25,10 @@ from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.nn.models import unet
 from nbcnn.nn.norms import BatchNorm2d
 from nbcnn.nn.resampling import GlobalAvgPool2d
+from nbcnn.ops.conv.wgmma import wgrad
+from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Place, follows_layout
+from nbcnn.ops.kernel.case import normal
 from nbcnn.plan import lowering
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.flops import step_bytes
@@ -84,8 +87,8 @@ def taking_parts(row, device):
     for case in mean_cases():
         rounded = gradcheck.rounded(case, row.precision)
         for _, impl in row.chain(case.op):
-            # Our simulator has clusters, whatever GPU it plays.
-            target = H200 if LOCKSTEP and impl.engine == "cluster" else device.target
+            # Our simulator has clusters and Ampere's tensor cores, whatever GPU it plays.
+            target = (H200 if impl.engine == "cluster" else Target((8, 0), 2, simulated=True)) if LOCKSTEP else device.target
             options = {"attrs": case.attrs, "device": device, "layout": row.layout, "store": row.store, "target": target}
             with contextlib.suppress(Unsupported):
                 two = [Bound(impl, case.op, rounded.ins, case.outs, **options) for _ in range(0 if impl.lacks(target) else 2)]
@@ -181,3 +184,56 @@ def test_a_network_has_the_same_gradients_without_copies(name, row, monkeypatch)
     assert loss == pytest.approx(expected_loss, rel=limit)
     for got, want in ((y, expected_y), *((grads[each], expected[each]) for each in expected)):
         assert gradcheck.relative_error(got, want) <= limit
+
+
+# -- wgmma, of which no simulator has the instructions: what TMA is told
+
+
+X, W = normal(1, 8, 64, 16, 16), normal(2, 64, 64, 3, 3)
+CONVOLUTIONS = {"conv_fprop": (X, W), "conv_dgrad": (X, W), "conv_wgrad": (X, normal(3, 8, 64, 16, 16))}
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("op", CONVOLUTIONS)
+def test_tensor_maps_go_from_pixel_to_pixel_of_the_whole(op, precision, monkeypatch):
+    """Of every kind of tile: the shape is the part's, and each stride is that of a dense image times the channels of the whole for one of its own."""
+    seen = []
+
+    def tiled(array, shape, box, *, first=0, strides=None, plain=False):
+        seen.append((array, tuple(shape), tuple(strides or np.cumprod(shape[:-1])), first))
+        return np.zeros(16, np.int64)
+
+    def im2col(array, shape, apart, *window):
+        n, h, w, c = shape
+        seen.append((array, (c, w, h, n), (apart, w * apart, h * w * apart), 0))
+        return np.zeros(16, np.int64)
+
+    for module in (tensor_maps, wgrad):
+        monkeypatch.setattr(module, "encode_tiled", tiled)
+        monkeypatch.setattr(module, "encode_im2col", im2col)
+    row, ins = MODES["tensorcore", precision], CONVOLUTIONS[op]
+    impl = next(impl for _, impl in row.chain(named(op)) if impl.engine == "wgmma")
+    outs = [((W if op == "conv_wgrad" else X).shape, "float32")]
+    options = {"attrs": {"stride": 1, "pad": 1}, "device": Host(), "layout": row.layout, "store": row.store, "target": H200}
+    first = Bound(impl, op, ins, outs, **options)
+    tiles = list({type(tile): tile for tile in impl.candidates(first.call, H200)}.values())
+    assert len(tiles) > (op == "conv_wgrad" and precision == "bf16") or op != "conv_wgrad"
+    for bound in first.with_tiles(tiles):
+        found = list(operands(bound, impl))
+        assert found == [("in", 0), ("in", 1)] if op == "conv_wgrad" else [("in", 0)]
+        for side, at in found:
+            made = Among(bound, Host(), side, at)
+            arrays = tuple(made.part if position == at else array for position, array in enumerate(bound.call.ins))
+            seen.clear()
+            impl.bind(bound.call)
+            dense = list(seen)
+            seen.clear()
+            impl.bind(replace(bound.call, ins=arrays, places={(side, at): made.lies}))
+            assert len(seen) == len(dense)
+            assert any(array is made.part for array, *_ in seen)
+            for (array, shape, strides, start), (_, dense_shape, dense_strides, dense_start) in zip(seen, dense, strict=True):
+                times = made.whole[1] if array is made.part else 64
+                assert shape == dense_shape
+                assert [64 * each for each in strides] == [times * each for each in dense_strides]
+                assert 64 * start == times * dense_start

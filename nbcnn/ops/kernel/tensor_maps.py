@@ -49,9 +49,11 @@ def encode_tiled(
 
 
 def encode_im2col(
-    array: Any, shape: Sequence[int], first_corner: Sequence[int], last_corner: Sequence[int], stride: int, channels: int, pixels: int
+    array: Any, shape: Sequence[int], apart: int, first_corner: Sequence[int], last_corner: Sequence[int], stride: int, channels: int, pixels: int
 ) -> np.ndarray:
     """Map of columns of an implicit im2col of images `shape` (N, H, W, C): one tap of `pixels` windows, `channels` of each.
+
+    apart: elements from one pixel to the next, C or more.
 
     The first pixels of the windows lie, `stride` apart, between (columns, rows) `first_corner` of the image and `last_corner`,
     which is counted from the image's last pixel.
@@ -66,7 +68,7 @@ def encode_im2col(
         4,
         _address(array, 0),
         [driver.cuuint64_t(v) for v in (C, W, H, N)],
-        [driver.cuuint64_t(v * size) for v in (C, W * C, H * W * C)],
+        [driver.cuuint64_t(v * size) for v in (apart, W * apart, H * W * apart)],
         list(first_corner),
         list(last_corner),
         channels,

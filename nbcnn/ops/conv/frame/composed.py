@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape, around
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Place, Shape, around
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.op import Op
@@ -19,11 +19,12 @@ from nbcnn.plan.storage import ITEMSIZE, numpy_dtype
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of an inner call: its array (None in a call without arrays), logical shape and dtype."""
+    """An operand of an inner call: its array (None in a call without arrays), logical shape, dtype, and its place in a larger one."""
 
     array: Any
     shape: Shape
     dtype: str
+    lies: Place | None = None
 
     @property
     def nbytes(self) -> int:
@@ -32,13 +33,17 @@ class Operand:
 
 def operands(call: Call, side: str) -> list[Operand]:
     arrays, shapes, dtypes = (call.ins, call.in_shapes, call.in_dtypes) if side == "in" else (call.outs, call.out_shapes, call.out_dtypes)
-    return [Operand(arrays[i] if arrays else None, shape, dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))]
+    return [
+        Operand(arrays[i] if arrays else None, shape, dtype, call.places.get((side, i)))
+        for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+    ]
 
 
 def inner(call: Call, op: Op, ins: list[Operand], outs: list[Operand], **changes: Any) -> Call:
     """The call of one inner op of `call`."""
     bound = all(o.array is not None for o in (*ins, *outs))
-    made: dict[str, Any] = {"op": op, "ins": (), "outs": ()}
+    places = {(side, i): o.lies for side, given in (("in", ins), ("out", outs)) for i, o in enumerate(given) if o.lies is not None}
+    made: dict[str, Any] = {"op": op, "ins": (), "outs": (), "places": places}
     for side, operands in (("in", ins), ("out", outs)):
         if bound:
             made[f"{side}s"] = tuple(o.array for o in operands)

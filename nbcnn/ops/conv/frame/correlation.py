@@ -218,6 +218,11 @@ def refusal(call: Call) -> str | None:
     return beyond_tma(g) or too_large(call.in_shapes[0], call.out_shapes[0])
 
 
+def source_part(call: Call, side: str, at: int, alignment: int) -> bool:
+    """`Impl.pitched` of passes over images whose kernels find a pixel of the source by how far pixels lie apart."""
+    return call.op.kind == "conv" and side == "in" and at == 0 and alignment % 16 == 0
+
+
 def beyond_tma(g: Correlation) -> str | None:
     """A reason if TMA's im2col cannot address the windows."""
     if min(*g.corners[0], *g.corners[1]) < -128 or max(*g.corners[1], g.R, g.S) > 127 or g.stride > 8:

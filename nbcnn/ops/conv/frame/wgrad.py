@@ -48,6 +48,13 @@ def operands(call: Call) -> tuple[Any, Any]:
     return (x, dy) if is_up(call) else (dy, x)
 
 
+def channels_of(call: Call, g: Correlation) -> tuple[int, int]:
+    """Elements from one pixel to the next of (stationary, shifted); those of planes lie in one piece."""
+    if is_up(call) or call.tile.planes_in_memory > 1:
+        return g.K, g.C
+    return int(call.channels("in", 1)), int(call.channels("in", 0))
+
+
 def bias_of(call: Call) -> str:
     """Which operand is dy, whose sum is the bias gradient: "stationary" or "shifted"; "" where no bias gradient is wanted."""
     if len(call.out_shapes) == 1:
@@ -100,6 +107,11 @@ class OverPixels:
     def partials_written(self, g: Correlation) -> int:
         """Parts that are written: one per cluster."""
         return self.parts(g) // self.cluster
+
+
+def _either_part(call: Call, side: str, at: int, alignment: int) -> bool:
+    """`Impl.pitched`: x and dy."""
+    return call.op == Op("conv", "wgrad") and side == "in" and alignment % 16 == 0
 
 
 Tile = TypeVar("Tile", bound=OverPixels)
@@ -233,4 +245,5 @@ class WeightGradient(Generic[Tile]):
             exactly=exactly,
             engine="wgmma" if exactly else "mma",
             estimate=self.estimate,
+            pitched=_either_part,
         )

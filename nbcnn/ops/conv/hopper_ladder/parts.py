@@ -61,7 +61,7 @@ def operand_maps(call: Call, g: Correlation) -> tuple[np.ndarray, np.ndarray]:
     """Tensor maps of x, whose im2col TMA makes, and of the filters as a matrix (K, R·S·C)."""
     lower, upper = g.corners
     return (
-        tensor_maps.encode_im2col(call.ins[0], (g.N, g.H, g.W, g.C), lower, upper, g.stride, BK, BM),
+        tensor_maps.encode_im2col(call.ins[0], (g.N, g.H, g.W, g.C), g.C, lower, upper, g.stride, BK, BM),
         tensor_maps.encode_tiled(call.packed, (g.GK, g.K), (BK, BN)),
     )
 

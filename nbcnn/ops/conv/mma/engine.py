@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
-from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, Correlation, correlation, pack
+from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, Correlation, correlation, pack, source_part
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.rows import LARGEST_FILTER
@@ -67,7 +67,7 @@ def implementations(precision: str) -> dict[Op, Impl]:
         after = size(call, "in", 2) if call.op.mask else 4 * numel(call.out_shapes[0]) if kind_of(call) == "moments" else 0
         return microseconds(call.tile, correlation(call), kind, product.distinct + outputs(call), target) + after / EPILOGUE
 
-    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma", estimate=estimate)
+    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma", estimate=estimate, pitched=source_part)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
 
@@ -94,7 +94,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     across = -(-g.K // tile.BN)
     up = 1 if g.phases == 4 else 0
     scalars = (g.GM, g.K, g.C, g.H, g.W, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, up)
-    walk = (k_tiles * ROW_BYTES, across, tile.part(k_tiles), k_tiles)
+    walk = (k_tiles * ROW_BYTES, across, tile.part(k_tiles), k_tiles, call.channels("in", 0))
     arrays = (call.ins[0], call.packed, _given(e.b, out), _given(e.x, y), out, _given(e.second, out))
     args = (*arrays, *(np.int32(v) for v in (*scalars, *walk)))
     grid = (tile.tiles(g), tile.split)

@@ -50,11 +50,12 @@ def gather_product(
     moments = row_moments(tile, kind, bias)
 
     @jit(launch_bounds=(tile.threads, tile.blocks))
-    def gather_product_kernel(x, w, b, mask, y, second, GM, K, C, H, W, P, Q, R, S, stride, top, left, up, pitch, across, part, k_tiles):
+    def gather_product_kernel(x, w, b, mask, y, second, GM, K, C, H, W, P, Q, R, S, stride, top, left, up, pitch, across, part, k_tiles, apart):
         """y[pixel m][n] = epilogue(Σ_k x[pixel m moved by the tap of k][channel of k] · w[phase][n][k] + b[n]).
 
         second: where the argmax of a pooling goes, or moments, a block's rows one chunk.
-        gemm: GM pixels × K channels × k_tiles·128 bytes, in 4^up phases; w has rows of `pitch` bytes.
+        gemm: GM pixels × K channels × k_tiles·128 bytes, in 4^up phases; w has rows of `pitch` bytes; pixels of x lie
+        `apart` elements from each other.
         grid: (phases · tiles of BN · tiles of BM, parts of `part` k-tiles); block: WM×WN warps.
         owns: per block BM×BN results of one phase, per warp BM/WM × BN/WN.
         shared: stages·(BM + BN)·128 bytes, or the results; moves per block: GK/parts·(BM + BN) elements, and BM·BN results.
@@ -69,7 +70,7 @@ def gather_product(
         m0 = tile_m * BM
         n0 = (number - tile_m * across) * BN
         right, below = phase & 1, phase >> 1
-        rows(table, m0, GM, C, H, W, P, Q, R, S, stride, top - below, left - right, up, below, right)
+        rows(table, m0, GM, apart, H, W, P, Q, R, S, stride, top - below, left - right, up, below, right)
         cuda.syncthreads()
 
         tid = cuda.threadIdx.x
@@ -89,7 +90,7 @@ def gather_product(
         a, b_, chunk_a, chunk_b = corners()
         for s in range(AHEAD):
             if s < count:
-                fetch_source(ring + s * STAGE, x, source, offsets, masks, tap, C, W, R, S, halves, ring)
+                fetch_source(ring + s * STAGE, x, source, offsets, masks, tap, C, apart, W, R, S, halves, ring)
                 fetch_filters(ring + (s * STAGE + A_BYTES), filters, pitch, K - n)
                 filters += u8(ROW_BYTES)
             cp_async_commit()
@@ -100,7 +101,7 @@ def gather_product(
             wait()
             cuda.syncthreads()
             if k + AHEAD < count:
-                fetch_source(writing, x, source, offsets, masks, tap, C, W, R, S, halves, ring)
+                fetch_source(writing, x, source, offsets, masks, tap, C, apart, W, R, S, halves, ring)
                 fetch_filters(writing + A_BYTES, filters, pitch, K - n)
                 filters += u8(ROW_BYTES)
             cp_async_commit()

@@ -28,8 +28,8 @@ def source_rows(tile: Tile, kind: Kind, width: int, whole: bool, dilate: int) ->
     """Device functions start and fetch of the source, and how many rows a thread copies.
 
     start(offsets, masks, tap, table, first, C, S): reads the thread's rows from `table`; tap = (r, s, c) of its place in k-tile `first`
-    fetch(slot, x, address, offsets, masks, tap, C, W, R, S, halves, base): begins to copy the k-tile at `tap` to shared address `slot`, and moves
-    `tap` on by a k-tile. `halves` is shared memory as uint16, from shared address `base` on.
+    fetch(slot, x, address, offsets, masks, tap, C, apart, W, R, S, halves, base): begins to copy the k-tile at `tap` to shared address `slot`, and
+    moves `tap` on by a k-tile. `apart`: elements from one pixel to the next. `halves` is shared memory as uint16, from shared address `base` on.
 
     width: elements per copy. whole: C is a multiple of the channels of a k-tile.
     """
@@ -83,16 +83,16 @@ def source_rows(tile: Tile, kind: Kind, width: int, whole: bool, dilate: int) ->
             tap[0], tap[1], tap[2] = r, s, c
 
     @jit(device=True)
-    def fetch(slot, x, address, offsets, masks, tap, C, W, R, S, halves, base):
+    def fetch(slot, x, address, offsets, masks, tap, C, apart, W, R, S, halves, base):
         tid = cuda.threadIdx.x
         row = quotient(tid, PLACES)
         byte = (tid - row * PLACES) * BYTES
         r, s, c = tap[0], tap[1], tap[2]
         if dilate > 1:
             # With b = the first position mod dilate, a tap is inside only if it divides b + r; then (b + r) / dilate = ⌈r / dilate⌉.
-            delta = (quotient(r + (dilate - 1), dilate) * W + quotient(s + (dilate - 1), dilate)) * C + c
+            delta = (quotient(r + (dilate - 1), dilate) * W + quotient(s + (dilate - 1), dilate)) * apart + c
         else:
-            delta = (r * W + s) * C + c
+            delta = (r * W + s) * apart + c
         if asynchronous:
             for i in range(ROWS):
                 inside = (masks[i] >> r) & (masks[i] >> s + COLUMNS) & 1

@@ -53,7 +53,7 @@ def _floor(dilate: int) -> Any:
 
 @cache
 def put_rows(tile: Tile, dilate: int, pooled: bool) -> Any:
-    """Device function (table, m0, GM, C, H, W, P, Q, R, S, stride, top, left, up, r, s): the table of the rows m0 … m0 + BM − 1.
+    """Device function (table, m0, GM, apart, H, W, P, Q, R, S, stride, top, left, up, r, s): the table of the rows m0 … m0 + BM − 1.
 
     Three words per row, BM rows of one after BM rows of the other: the offset in the source of the row's first pixel (for negative
     coordinates, where it would be), the mask, and the target pixel, −1 beyond the last row. up is 1 where phase (r, s) writes every
@@ -64,7 +64,7 @@ def put_rows(tile: Tile, dilate: int, pooled: bool) -> Any:
     inside, floor = _inside(dilate), _floor(dilate)
 
     @jit(device=True)
-    def run(table, m0, GM, C, H, W, P, Q, R, S, stride, top, left, up, r, s):
+    def run(table, m0, GM, apart, H, W, P, Q, R, S, stride, top, left, up, r, s):
         for i in range(PASSES):
             row = cuda.threadIdx.x + i * THREADS
             m = m0 + row
@@ -79,7 +79,7 @@ def put_rows(tile: Tile, dilate: int, pooled: bool) -> Any:
                     q = m - line * Q
                 h = p * stride - top
                 w = q * stride - left
-                offset = ((n * H + floor(h)) * W + floor(w)) * C
+                offset = ((n * H + floor(h)) * W + floor(w)) * apart
                 mask = inside(h, R, H) | inside(w, S, W) << COLUMNS
                 if up > 0:
                     target = (n * 2 * P + 2 * p + r) * 2 * Q + 2 * q + s

@@ -71,7 +71,7 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_stationary: int, width_shi
         copy_b = copy_shifted(kind.element, width_shifted, pitch_b, *shares(rows_b, *copying))
 
         @jit(device=True)
-        def run(acc, words, sums, turn, a, b, next_a, next_b, stationary, shifted, to_a, to_b, pixel, m, M, limit, table, delta, left, bits):
+        def run(acc, words, sums, turn, a, b, next_a, next_b, stationary, shifted, to_a, to_b, pixel, m, M, apart, limit, table, delta, left, bits):
             if SUMMED and turn:
                 add(sums, words)
             if LAST:
@@ -83,7 +83,7 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_stationary: int, width_shi
             else:
                 fetch_b(words, b)
                 fetch_a(words, a)
-            copy_a(to_a, stationary, byte_address_global(stationary), pixel, m, M, limit)
+            copy_a(to_a, stationary, byte_address_global(stationary), pixel, m, M, apart, limit)
             copy_b(to_b, shifted, byte_address_global(shifted), table, delta, left, bits)
             if COPIED:
                 cp_async_commit()
@@ -140,14 +140,16 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
 
     @jit(launch_bounds=(THREADS, tile.blocks_by_registers(kind)))
     def pixel_product_kernel(
-        stationary, shifted, partials, partials_b, M, C, H, W, P, Q, R, S, stride, top, left, pixels, steps, column_tiles, row_tiles, dn, dp, dq
-    ):
+        stationary, shifted, partials, partials_b, M, C, H, W, P, Q, R, S, stride, top, left, pixels, steps, column_tiles, row_tiles, dn, dp, dq,
+        apart, from_pixel
+    ):  # fmt: skip
         """partials[z][m][(r,s)][c] = Σ_pixel stationary[pixel][m] · shifted[pixel shifted by (r,s)][c] over part z; bias sums of it in partials_b.
 
         gemm: GM = M, GN = R·S·(C in whole chunks), GK = pixels; block tile BM × BN, BK pixels per step.
         grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
         block: warps of WM × WN; owns: per block BM × BN, per warp WM × WN, per thread what mma.sync gives it.
         shared: stages · BK · (BM + BN) elements and their padding; moves per block: steps·BK·(BM + BN) elements + 4·BM·BN bytes.
+        apart, from_pixel: elements from one pixel to the next of `stationary` and of `shifted`.
         needs: compute capability 8.0 (mma.sync, cp.async).
         bias: "stationary" sums that operand, column tiles and warps taking turns: partials_b[z][column tile][m]; "shifted" sums the inner four
         of 4×4 taps of stride 2, which see each pixel once, row tiles and warps taking turns: partials_b[z][row tile][inner tap][c].
@@ -182,7 +184,7 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
         c = column - tap * tap_columns
         r = tap // S
         s = tap - r * S
-        delta, channels_left = (r * W + s) * C + c, C - c
+        delta, channels_left = (r * W + s) * from_pixel + c, C - c
         bits = (u4(1) << r) | (u4(0x10000) << s) if r < R else NEVER
         into_b = A_BYTES + row_b * PITCH_B + chunk * 16
 
@@ -194,18 +196,18 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
         step_pixels = first * BK + row_a
         for _ in range(STAGES - 1):
             if tid < DESCRIBERS:
-                describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
+                describe_pixel(here + even, pixel < limit, image, p, q, from_pixel, H, W, R, S, stride, top, left)
             image, p, q = step_pixel(image, p, q, dn, dp, dq, P, Q)
             pixel += BK
             cuda.syncthreads()
-            copy_a(slot + into_a, stationary, byte_address_global(stationary), step_pixels, m, M, limit_a)
+            copy_a(slot + into_a, stationary, byte_address_global(stationary), step_pixels, m, M, apart, limit_a)
             copy_b(slot + into_b, shifted, byte_address_global(shifted), tables + even + row_b * DESCRIPTOR, delta, channels_left, bits)
             cp_async_commit()
             slot += SLOT
             step_pixels += BK
             even = TABLE - even
         if tid < DESCRIBERS:
-            describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
+            describe_pixel(here + even, pixel < limit, image, p, q, from_pixel, H, W, R, S, stride, top, left)
 
         # A warp's own turn at the bias gradient: every `period`-th step from `due` on.
         due, period = first + column_tile * WARPS_ACROSS + across, column_tiles * WARPS_ACROSS
@@ -243,11 +245,11 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
             table = tables + even + row_b * DESCRIPTOR
             even = TABLE - even
             if tid < DESCRIBERS:
-                describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
+                describe_pixel(here + even, pixel < limit, image, p, q, from_pixel, H, W, R, S, stride, top, left)
             turn = step == due
             multiply_step(
                 acc, words, sums, turn, read + from_a, read + from_b, ahead + from_a, ahead + from_b,
-                stationary, shifted, slot + into_a, slot + into_b, step_pixels, m, M, limit_a, table, delta, channels_left, bits,
+                stationary, shifted, slot + into_a, slot + into_b, step_pixels, m, M, apart, limit_a, table, delta, channels_left, bits,
             )  # fmt: skip
             if turn:
                 due += period

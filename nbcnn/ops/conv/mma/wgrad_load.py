@@ -32,13 +32,13 @@ def bits_inside(first, count, size):
 
 
 @jit(device=True)
-def describe_pixel(to, wanted, n, p, q, C, H, W, R, S, stride, top, left):
+def describe_pixel(to, wanted, n, p, q, apart, H, W, R, S, stride, top, left):
     """Writes the descriptor of output pixel (n, p, q): element offset of its window's corner; bits of rows, and of columns 16 higher."""
     # A barrier of the warp keeps this a branch, which warps that describe nothing skip.
     cuda.syncwarp()
     h, w = p * stride - top, q * stride - left
     bits = bits_inside(h, R, H) | bits_inside(w, S, W) << 16
-    store_words_2(to, ((n * H + h) * W + w) * C, bits if wanted else 0)
+    store_words_2(to, ((n * H + h) * W + w) * apart, bits if wanted else 0)
 
 
 @cache
@@ -85,18 +85,18 @@ def width_of(channels: int, element: int) -> int:
 
 @cache
 def copy_stationary(element: int, width: int, pitch: int, first: int, end: int) -> Any:
-    """Device function (to, array, base, pixel, channel, M, limit): rows first … end − 1 of the thread's chunk, from `pixel` on.
+    """Device function (to, array, base, pixel, channel, M, apart, limit): rows first … end − 1 of the thread's chunk, from `pixel` on.
 
-    Pixels from `limit` on are zeros.
+    Pixels lie `apart` elements from each other; those from `limit` on are zeros.
     """
     copy, PITCH, FIRST, COUNT = copy_chunk(element, width), pitch, first, end - first
 
     @jit(device=True)
-    def run(to, array, base, pixel, channel, M, limit):
-        offset = (pixel + FIRST) * M + channel
+    def run(to, array, base, pixel, channel, M, apart, limit):
+        offset = (pixel + FIRST) * apart + channel
         for i in range(COUNT):
             copy(to + (FIRST + i) * PITCH, array, base, offset, M - channel, pixel + (FIRST + i) < limit)
-            offset += M
+            offset += apart
 
     return run
 

@@ -11,7 +11,7 @@ import numpy as np
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import RELU, epilogue_of
-from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, refusal, whole
+from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, refusal, source_part, whole
 from nbcnn.ops.conv.frame.cost import BESIDE, PLANES, PLANES_US, RATES, cycles
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
@@ -84,7 +84,11 @@ def implementations(precision: str) -> dict[Op, Impl]:
         # An op around one of these has other operands: it says itself which of them are the same.
         return split_bytes(call, SOURCE) if kind.planes > 1 and (call.op in (*IMAGE_OPS, WITH_MOMENTS) or epilogue_of(call.op)) else {}
 
-    named: dict[str, Any] = {"exactly": True, "engine": "wgmma", "estimate": estimate}
+    def pitched(call: Call, side: str, at: int, alignment: int) -> bool:
+        # What is split into planes is read in one piece.
+        return kind.planes == 1 and source_part(call, side, at, alignment)
+
+    named: dict[str, Any] = {"exactly": True, "engine": "wgmma", "estimate": estimate, "pitched": pitched}
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, **named)
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS, *(BY_PATCHES if kind.planes == 1 else ())), impl)
 
@@ -163,18 +167,18 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
         return [_bind_patches(call, g, kind)]
     if kind.planes > 1:
         source, filters, first = _split(call, kind)
-        return [*first, _bind_columns(call, g, kind, source, filters)]
-    return [_bind_columns(call, g, kind, call.ins[0], call.packed)]
+        return [*first, _bind_columns(call, g, kind, source, filters, g.C)]
+    return [_bind_columns(call, g, kind, call.ins[0], call.packed, int(call.channels("in", 0)))]
 
 
-def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: Any) -> Launch:
-    """The kernel that takes any correlation: TMA's im2col makes the columns."""
+def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: Any, apart: int) -> Launch:
+    """The kernel that takes any correlation: TMA's im2col makes the columns of a source whose pixels lie `apart` elements from each other."""
     tile, y, e = call.tile, call.outs[0], epilogue(call)
     b, biased, floor, x = _operands(call, g, e)
     rows = g.phases * g.K
     lower, upper = g.corners
     maps = tensor_maps.upload(
-        tensor_maps.encode_im2col(source, (kind.planes * g.N, g.H, g.W, g.C), lower, upper, g.stride, kind.channels, tile.BM),
+        tensor_maps.encode_im2col(source, (kind.planes * g.N, g.H, g.W, g.C), apart, lower, upper, g.stride, kind.channels, tile.BM),
         tensor_maps.encode_tiled(filters, (_row(g, kind), kind.planes * rows), (kind.channels, tile.BN)),
     )
     down, across = tiles_of(g, tile)
@@ -198,12 +202,12 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     elif call.op == WITH_SECOND:
         more, stored = [y, call.ins[3]], f"{'interleave ' * (g.phases > 1)}add mask"
     PH, PW = patch.patch_extent(tile, w)
-    step, square = g.stride, (ROW_BYTES // kind.result, SQUARE, SQUARE, 1)
+    step, square, from_pixel = g.stride, (ROW_BYTES // kind.result, SQUARE, SQUARE, 1), int(call.channels("in", 0))
 
     def source(u: int, v: int) -> np.ndarray:
         """The map of the source's lines and columns that meet the taps u, u + stride, … × v, v + stride, …"""
-        first = ((u - g.top) % step * g.W + (v - g.left) % step) * g.C
-        shape, strides = (g.C, g.W // step, g.H // step, g.N), (step * g.C, step * g.W * g.C, g.H * g.W * g.C)
+        first = ((u - g.top) % step * g.W + (v - g.left) % step) * from_pixel
+        shape, strides = (g.C, g.W // step, g.H // step, g.N), tuple(each * from_pixel for each in (step, step * g.W, g.H * g.W))
         return tensor_maps.encode_tiled(call.ins[0], shape, (kind.channels, PW, PH, tile.TN), first=first, strides=strides)
 
     def output(array: Any, r: int, s: int, apart: int) -> np.ndarray:

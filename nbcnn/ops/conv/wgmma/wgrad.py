@@ -15,7 +15,7 @@ from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.awkward import padded
 from nbcnn.ops.conv.frame.correlation import Correlation, beyond_tma
 from nbcnn.ops.conv.frame.cost import BESIDE, PLANES, PLANES_US, RATES, Work, cycles
-from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, correlation, is_up, operands
+from nbcnn.ops.conv.frame.wgrad import WeightGradient, bias_of, channels_of, correlation, is_up, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
 from nbcnn.ops.conv.wgmma import wgrad_square, wgrad_tile
 from nbcnn.ops.conv.wgmma.split import in_planes, own_bytes, split_bytes, traffic_of_planes
@@ -108,10 +108,10 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         tile, bias, (stationary, shifted) = call.tile, bias_of(call), operands(call)
         if isinstance(tile, SquareTile):
             return self._squares(call, tile, g, partials, partials_b)
-        pixels, images = (g.K, g.GM), (g.N, g.H, g.W, g.C)
+        pixels, images, (apart, from_pixel) = (g.K, g.GM), (g.N, g.H, g.W, g.C), channels_of(call, g)
         maps = upload(
-            *(encode_tiled(each, pixels, (tile.panel, tile.BK)) for each in _planes(tile, stationary, pixels)),
-            *(encode_im2col(each, images, *g.corners, g.stride, tile.panel, tile.BK) for each in _planes(tile, shifted, images)),
+            *(encode_tiled(each, pixels, (tile.panel, tile.BK), strides=(apart,)) for each in _planes(tile, stationary, pixels)),
+            *(encode_im2col(each, images, from_pixel, *g.corners, g.stride, tile.panel, tile.BK) for each in _planes(tile, shifted, images)),
         )
         columns = tile.column_tiles(g)
         sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
@@ -133,10 +133,10 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
 
     def _squares(self, call: Call, tile: SquareTile, g: Correlation, partials: Any, partials_b: Any) -> Launch:
         """The launch of the product by squares, which are only of dy: of conv_wgrad."""
-        (dy, x), columns, bias = operands(call), tile.column_tiles(g), bias_of(call) != ""
+        (dy, x), columns, bias, (apart, from_pixel) = operands(call), tile.column_tiles(g), bias_of(call) != "", channels_of(call, g)
         maps = upload(
-            _map_of_squares(dy, (g.K, g.Q, g.P, g.N), (tile.BM, tile.columns, tile.lines), tile.images),
-            _map_of_squares(x, (g.C, g.W, g.H, g.N), (wgrad_square.CHANNELS, tile.PW, tile.PH), tile.images),
+            _map_of_squares(dy, (g.K, g.Q, g.P, g.N), (tile.BM, tile.columns, tile.lines), tile.images, apart),
+            _map_of_squares(x, (g.C, g.W, g.H, g.N), (wgrad_square.CHANNELS, tile.PW, tile.PH), tile.images, from_pixel),
         )
         sizes = (g.K, g.C, g.P, g.Q, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
         args, tiles, parts = (maps, partials, partials_b, *map(np.int32, sizes)), tile.row_tiles(g) * columns, tile.parts(g)
@@ -159,12 +159,14 @@ def _planes(tile: PixelTile, operand: Any, shape: Shape) -> list[Any]:
     return [operand[plane * count : (plane + 1) * count] for plane in range(tile.planes_in_memory)]
 
 
-def _map_of_squares(array: Any, shape: tuple[int, int, int, int], box: tuple[int, int, int], images: int) -> np.ndarray:
-    """Map of boxes of channels, columns and lines of one image; of several, the same pixel of which lies side by side."""
+def _map_of_squares(array: Any, shape: tuple[int, int, int, int], box: tuple[int, int, int], images: int, apart: int) -> np.ndarray:
+    """Map of boxes of channels, columns and lines of one image; of several, the same pixel of which lies side by side. apart: elements from one
+    pixel to the next.
+    """
     channels, columns, lines, count = shape
     if images == 1:
-        return encode_tiled(array, shape, (*box, 1))
-    strides = (lines * columns * channels, channels, columns * channels)
+        return encode_tiled(array, shape, (*box, 1), strides=(apart, columns * apart, lines * columns * apart))
+    strides = (lines * columns * apart, apart, columns * apart)
     return encode_tiled(array, (channels, count, columns, lines), (box[0], images, *box[1:]), strides=strides)
 
 
