@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
 from nbcnn.cli.errors import DATA, OK, guarded
+from nbcnn.cli.finite import files_of, finite
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, check_device, count, flag, inference_flags, one_of
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.quote import counted
@@ -110,7 +111,7 @@ def _predict(flags: SimpleNamespace) -> int:
 
         def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
             taken = form.take(images, False, "the images")
-            outputs = model.net.predict(taken, len(images))
+            outputs = finite(model.net.predict(taken, len(images)), files_of(named))
             if of_pixels:
                 return (masks := outputs.argmax(1).astype("uint8")), _segmented(flags, model, named, masks)
             if outputs.shape == images.shape:
@@ -171,7 +172,7 @@ def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
 
     def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
         decisions = classifier.decisions(*classifier.features_of(net, images, len(images)))
-        margins, voted = classifier.margins(decisions), classifier.voted(decisions)
+        margins, voted = finite(classifier.margins(decisions), files_of(named)), classifier.voted(decisions)
         rows = []
         for at, path in enumerate(named):
             # What the votes say comes first: of a cycle of pairs no class has all votes, and another one may have the larger margin.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,6 +88,7 @@ def opened(path: Path) -> Iterator[Any]:
     """The image in a file, as Pillow has it before it is decoded. Raises what Pillow does, and OSError for what is no regular file."""
     from PIL import Image
 
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `decoding` refuses in words what has too many pixels
     with regular.opened(path) as file, Image.open(file, formats=FORMATS) as image:
         if image.format == "TIFF":
             # Newer versions of Pillow open a TIFF file that lies on its side with the size that it has upright, and decode plain pixels by it.

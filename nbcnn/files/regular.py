@@ -21,17 +21,26 @@ class _File(io.BufferedReader):
 def opened(path: Path | str) -> BinaryIO:
     """The file at `path`, open for reading bytes. Raises OSError, also for what is no regular file (after its links)."""
     # Without O_NONBLOCK the opening of a FIFO waits for somebody who writes.
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # which a socket answers, and a device that is not there
+            raise
+        raise _irregular(path) from None
     try:
         mode = os.fstat(number).st_mode
         if not stat.S_ISREG(mode):
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise _irregular(path)
         return _File(io.FileIO(number, "rb"))
     except BaseException:
         os.close(number)
         raise
+
+
+def _irregular(path: Path | str) -> OSError:
+    return OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def size(file: BinaryIO) -> int:

@@ -28,11 +28,18 @@ COMPILERS = {"numba": "numba-cuda", "mlir": "numba-cuda-mlir"}
 
 
 def _asked(variable: str) -> int:
-    """A variable of the environment as Numba reads its own: an integer, 0 where it is none."""
+    """The whole number in a variable of the environment, 0 without it or where it is empty.
+
+    Other text is 0 in a variable of Numba's, of which Numba warns; in one of ours UsageError is raised.
+    """
+    if not os.environ.get(variable):
+        return 0
     try:
         return whole_in(os.environ, variable, 0, (1 << 31) - 1)
-    except (KeyError, ValueError):
-        return 0
+    except ValueError as error:
+        if variable.startswith("NUMBA_"):
+            return 0
+        raise UsageError(str(error)) from None
 
 
 LOCKSTEP = bool(_asked("NBCNN_SIMULATOR"))

@@ -175,3 +175,17 @@ def test_the_folder_of_the_kernels_is_printed_escaped(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "/\\x1b[31m" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("text", ["1e20", "-1", "one", "٣", "9" * 5000])
+def test_the_simulator_is_asked_for_by_a_whole_number(text):
+    """What is none was taken for 0, so that the GPU was used."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("NUMBA_ENABLE_CUDASIM", "NBCNN_SIMULATOR")}
+    code = "import sys\nfrom nbcnn.cli.env import main\nsys.exit(main([]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment | {"NBCNN_SIMULATOR": text}, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nbcnn: error: NBCNN_SIMULATOR is " in done.stderr
+    assert "from 0 to 2,147,483,647" in done.stderr
+    assert len(done.stderr) < 200

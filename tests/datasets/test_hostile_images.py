@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from scripts import ROOT
 
 from nbcnn import datasets
 from nbcnn.datasets import DataError, DataTooLarge, folder, image_files
@@ -65,7 +68,27 @@ def test_images_that_are_refused_are_named(tmp_path, content, words):
     assert words in problems[0]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_pillow_does_not_warn_of_what_is_refused(tmp_path):
+    (tmp_path / "large.png").write_bytes(png(13_000, 13_000))
+    code = "import sys\nfrom pathlib import Path\nfrom nbcnn.model import pictures\n"
+    code += "problems = []\nassert not list(pictures.read_all([Path(sys.argv[1])], (3, 8, 8), problems))\nprint(problems[0])"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "large.png"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "images of at most 67,108,864 pixels are decoded" in done.stdout
+    assert done.stderr == ""
+
+
+def socket_at(path):
+    """The socket's file stays when it is closed. Its name has no folder: it may have 107 characters."""
+    before = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, socket_at, lambda path: os.symlink("/dev/zero", path)])
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, make):
     for name in ("a", "b"):
         (tmp_path / f"{name}.png").write_bytes(saved("PNG"))

@@ -1,0 +1,56 @@
+"""Tests of networks that make NaN or infinity of what is finite: predict, evaluate and extract say so, and end with 3."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from scripts import exits, extract, message
+
+import nbcnn
+from nbcnn.cli import evaluate, predict
+from nbcnn.train import checkpoint
+
+
+@pytest.fixture(params=["weights of 1e38", "a negative variance"])
+def broken(request, tmp_path):
+    """The file of a classifier that a training does not make, and a folder with an image of each of its classes."""
+    for name in ("first", "second"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for at in range(3):
+            Image.new("RGB", (8, 8), (200, 100, 50 * at)).save(tmp_path / "images" / name / f"{at}.png")
+    layers = [nbcnn.Conv2d(4, 3, padding=1), nbcnn.BatchNorm2d(), nbcnn.ReLU(), nbcnn.Flatten(), nbcnn.Linear(2)]
+    with nbcnn.Model(layers, nbcnn.SoftmaxCrossEntropy(), mode="cpu") as model:
+        model.build((3, 8, 8))
+        weights = model.weights()
+        for name, values in weights.items():
+            if request.param.startswith("weights") and name.endswith("weight"):
+                values[...] = 1e38
+            elif not request.param.startswith("weights") and name.endswith("running_var"):
+                values[...] = -1
+        model.set_weights(weights)
+        model.save(tmp_path / "net.safetensors")
+    return tmp_path / "net.safetensors"
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_what_is_not_finite_is_said(broken, command, capsys):
+    images = broken.parent / "images"
+    main, words = {"predict": (predict.main, [images / "first"]), "evaluate": (evaluate.main, [f"folder:{images}"])}[command]
+    with np.errstate(all="ignore"):
+        said = message(capsys, exits(main, [broken, *words, "--mode", "cpu"]), 3)
+    assert "is not finite" in said
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_features_that_are_not_finite_are_not_written(copied, files, tmp_path, capsys):
+    path = copied / checkpoint.LAST
+    tensors, metadata = checkpoint.load(path)
+    checkpoint.save(path, {name: values * (1e38 if name.endswith("weight") else 1) for name, values in tensors.items()}, metadata)
+    Image.new("RGB", (32, 32), (200, 100, 50)).save(tmp_path / "a.png")
+    out = tmp_path / "features"
+    words = [copied, "--checkpoint", "last", "--out", out, "--mode", "cpu", "--quiet", *(["--images", tmp_path / "a.png"] if files else [])]
+    with np.errstate(all="ignore"):
+        said = message(capsys, exits(extract, words), 3)
+    assert "is not finite" in said
+    assert not list(out.rglob("*.npy"))
