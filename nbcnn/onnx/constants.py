@@ -218,7 +218,7 @@ FOLDED: dict[str, Callable[[Sequence[Any], Attributes], Any]] = {
 """Ops of constants: the operands as arrays and the attributes -> the one output."""
 
 
-MOVES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+MOVES = ("Cast", "CastLike", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 """Ops whose output is their first operand in another shape, order or width: one that is trained stays the same trained numbers."""
 
 
@@ -233,7 +233,7 @@ def origins(
     for node in nodes:
         if node.op_type in ("Shape", "Size"):
             constants.update(node.output)
-        elif node.op_type in FOLDED and constants.issuperset(node.input):
+        elif node.op_type in (*FOLDED, "CastLike") and constants.issuperset(node.input[:1] if node.op_type == "CastLike" else node.input):
             constants.update(node.output)
             read = [sources.get(name, name) for name in node.input]
             if node.op_type in MOVES:

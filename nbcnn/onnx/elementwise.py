@@ -10,7 +10,7 @@ import numpy as np
 from nbcnn.nn.activations import ELEMENTWISE, ELU, GELU, Abs, Clip, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softplus, Swish, Tanh, Threshold
 from nbcnn.nn.corruption import Dropout
 from nbcnn.onnx.errors import Unsupported
-from nbcnn.onnx.node import Node, op
+from nbcnn.onnx.node import Node, Operand, op
 from nbcnn.onnx.values import Val
 
 FLOAT = 1
@@ -124,12 +124,16 @@ def largest(node: Node) -> Val:
     top, *others = node.together(values)
     for each, name in constants:
         c = node.broadcastable(each, top)
-        if c.size == 1 and c.ndim <= len(top.dims) and not sheet.trains(name, number=True):
-            sheet.constant({"end": name})
+        if sheet.trains(name, number=True):
+            others = [*others, sheet.filled(top, c, name)]
+            continue
+        sheet.constant({"end": name})
+        if c.size == 1 and c.ndim <= len(top.dims):
             end = float(c.reshape(()))
             top = top if end == -sign * np.inf else sheet.alike(Clip(end, None) if sign > 0 else Clip(None, end), top)
         else:
-            others = [*others, sheet.filled(top, c, name)]
+            # A constant beside every example: 0·x + c.
+            others = [*others, sheet.affine(sheet.scaled(top, 0.0), None, c)]
     for other in others:
         top = sheet.scaled(sheet.larger(sheet.scaled(top, sign), sheet.scaled(other, sign)), sign)
     return top
@@ -141,7 +145,10 @@ def identity(node: Node) -> Val:
 
 
 @op("CastLike", "none", "types other than FLOAT")
-def cast_like(node: Node) -> Val:
+def cast_like(node: Node) -> Operand:
+    if isinstance(node.operands[0], np.ndarray):
+        node.value(1)  # of floats, as all values are
+        return node.operands[0].astype(np.float32)
     if not isinstance(node.operands[1], Val):
         node.floats(1)
     return node.value()

@@ -158,11 +158,12 @@ class Sheet:
     def constant(self, names: Mapping[str, str]) -> None:
         """Note arrays that become constants. Raises Unsupported for one that is trained, where a layer would train copies of it, or nothing."""
         for name in filter(None, names.values()):
-            self._check_source(name)
-            if self.trains(name, number=True):
+            source = self.made_of.get(name, name)
+            if self.trains(source, number=True):
+                self._check_source(name)
                 raise Unsupported("a tensor that is trained, and what is made of it here is no layer's weight", name)
-            if name not in self.frozen:
-                self.lost[name] = None
+            if source not in self.frozen:
+                self.lost[source] = None
 
     def _check_source(self, name: str) -> None:
         """Raise Unsupported for an array that is computed of a trained one."""

@@ -432,6 +432,16 @@ def test_what_cannot_be_taken_is_named_behind_what_is_refused():
     assert [each.split(":")[0] for each in caught.value.reasons] == ["Sin 'sine'", "Transpose 'turn'", "ReduceMax 'over all'"]
 
 
+def test_constants_that_are_cast_like_values_are_constants():
+    """As PyTorch's exporter writes limits; a weight that is cast stays the one that is trained."""
+    nodes = [node("CastLike", "low x", "end"), node("Clip", "x end", "c"), node("CastLike", "w c", "v"), node("Mul", "c v", "y")]
+    tensors = {"low": np.float64(0.1), "w": np.arange(4, dtype=np.float32).reshape(4, 1, 1) - 1.5}
+    model = from_onnx(file(nodes, tensors), mode="cpu")
+    near(model.predict(X), np.maximum(X, np.float32(0.1)) * tensors["w"])
+    assert model.net.params.count == 4
+    assert not model.frozen()
+
+
 def test_exp_is_right_as_far_as_float32_goes():
     x = np.linspace(-85, 88.5, 1001, dtype=np.float32)[:, None]
     model = from_onnx(file([node("Exp", "x", "y")], {}, (("x", 1),)), mode="cpu")
