@@ -169,7 +169,7 @@ def changed(pick: Random, document: Any) -> Any:
         elif way == 2 and isinstance(place, dict):
             place[pick.choice(("x", "", "graph", "layers", "groups", "kernel_size", "\x1b[0m"))] = place.pop(at)
         elif way == 3 and isinstance(place[at], int | float) and not isinstance(place[at], bool):
-            place[at] = pick.choice((place[at] + 1, place[at] - 1, -place[at], place[at] * 1000, float(place[at]), str(place[at])))
+            place[at] = pick.choice((place[at] + 1, place[at] - 1, -place[at], place[at] * 1000, float(str(place[at])), str(place[at])))
         elif way == 4 and isinstance(place[at], str):
             place[at] = pick.choice((place[at] + "x", place[at][:-1], place[at].upper(), pick.choice(list(description.known_layers()))))
         else:
