@@ -1,7 +1,6 @@
 """This module shares the cores of a machine among the processes of pytest (`-n`), and the tests that take longest.
 
-Each process would have as many threads of BLAS as there are cores, and as many compile workers, one process after another: on 16 cores with a GPU
-a kernel took three times as long to compile as alone.
+Each process would have as many threads of BLAS as there are cores, and as many compile workers, one process after another.
 """
 
 from __future__ import annotations
