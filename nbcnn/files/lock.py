@@ -81,17 +81,22 @@ def writing(folder: Path, name: str = WRITER, waiting: Callable[[str], None] | N
         # Without locks of the system nothing but its process says that an owner is alive, which had a lock while the file system knew them.
         if owner and not (_is_here(owner) and not (no_locks and _runs(owner))):
             raise Held(_refusal(path, owner))
-        try:
-            if name == WRITER:
-                atomic.remove_leftovers(folder)
-            atomic.replace_bytes(path, (json.dumps(_myself()) + "\n").encode())
-            yield
-        finally:
-            # While it is held: whoever has opened NAME.lock already notices that it has no name any more, and tries again. What a folder keeps that
-            # takes no more changes is taken over as a dead owner's; the error of the file that could not be saved must come out, not this one.
-            for file in (path, Path(f"{path}.lock")):
-                with suppress(OSError):
-                    file.unlink(missing_ok=True)
+        # While it is held: whoever has opened NAME.lock already notices that it has no name any more, and tries again. Both are tried, also where
+        # Ctrl-C interrupts the first.
+        held.callback(_remove, Path(f"{path}.lock"))
+        held.callback(_remove, path)
+        if name == WRITER:
+            atomic.remove_leftovers(folder)
+        atomic.replace_bytes(path, (json.dumps(_myself()) + "\n").encode())
+        yield
+
+
+def _remove(file: Path) -> None:
+    """Remove a file of a lock. What a folder keeps that takes no more changes is taken over as a dead owner's: the error of the file that could not
+    be saved must come out, not this one.
+    """
+    with suppress(OSError):
+        file.unlink(missing_ok=True)
 
 
 def _myself() -> dict[str, Any]:

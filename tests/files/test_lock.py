@@ -204,6 +204,21 @@ def test_what_is_held_is_let_go_when_the_work_fails(tmp_path):
     assert files(tmp_path) == []
 
 
+def test_a_signal_while_a_locks_files_are_removed_leaves_none(tmp_path, monkeypatch):
+    remove, came = Path.unlink, []
+
+    def interrupted(path, missing_ok=False):
+        remove(path, missing_ok=missing_ok)
+        if not came:
+            came.append(path.name)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), writing(tmp_path):
+        monkeypatch.setattr(Path, "unlink", interrupted)
+    assert came == [WRITER]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"exists|Not a directory"), writing(tmp_path / "file"):
