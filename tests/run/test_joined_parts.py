@@ -193,6 +193,24 @@ X, W = normal(1, 8, 64, 16, 16), normal(2, 64, 64, 3, 3)
 CONVOLUTIONS = {"conv_fprop": (X, W), "conv_dgrad": (X, W), "conv_wgrad": (X, normal(3, 8, 64, 16, 16))}
 
 
+def on_wgmma(op, precision):
+    """One of CONVOLUTIONS, bound to host memory as an H200 has it."""
+    row, ins = MODES["tensorcore", precision], CONVOLUTIONS[op]
+    impl = next(impl for _, impl in row.chain(named(op)) if impl.engine == "wgmma")
+    options = {"attrs": {"stride": 1, "pad": 1}, "device": Host(), "layout": row.layout, "store": row.store, "target": H200}
+    return Bound(impl, op, ins, [((W if op == "conv_wgrad" else X).shape, "float32")], **options)
+
+
+@pytest.mark.parametrize("op", CONVOLUTIONS)
+def test_what_fp32_splits_into_planes_is_no_part(op):
+    """The launches that split an operand read it in one piece."""
+    first = on_wgmma(op, "fp32")
+    tiles = {tuple(first.impl.splits(replace(first.call, tile=tile))): tile for tile in first.impl.candidates(first.call, H200)}
+    assert any(tiles)
+    for split, bound in zip(tiles, first.with_tiles(list(tiles.values())), strict=True):
+        assert not {at for side, at in operands(bound, first.impl) if side == "in"}.intersection(split)
+
+
 @pytest.mark.skipif(SIMULATOR, reason="the simulator makes no tensor maps")
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 @pytest.mark.parametrize("op", CONVOLUTIONS)
@@ -212,16 +230,12 @@ def test_tensor_maps_go_from_pixel_to_pixel_of_the_whole(op, precision, monkeypa
     for module in (tensor_maps, wgrad):
         monkeypatch.setattr(module, "encode_tiled", tiled)
         monkeypatch.setattr(module, "encode_im2col", im2col)
-    row, ins = MODES["tensorcore", precision], CONVOLUTIONS[op]
-    impl = next(impl for _, impl in row.chain(named(op)) if impl.engine == "wgmma")
-    outs = [((W if op == "conv_wgrad" else X).shape, "float32")]
-    options = {"attrs": {"stride": 1, "pad": 1}, "device": Host(), "layout": row.layout, "store": row.store, "target": H200}
-    first = Bound(impl, op, ins, outs, **options)
-    tiles = list({type(tile): tile for tile in impl.candidates(first.call, H200)}.values())
-    assert len(tiles) > (op == "conv_wgrad" and precision == "bf16") or op != "conv_wgrad"
-    for bound in first.with_tiles(tiles):
+    first = on_wgmma(op, precision)
+    impl, kinds = first.impl, {type(tile): tile for tile in first.impl.candidates(first.call, H200)}
+    assert len(kinds) > 1 or (op, precision) == ("conv_wgrad", "tf32")
+    for bound in first.with_tiles(list(kinds.values())):
         found = list(operands(bound, impl))
-        assert found == [("in", 0), ("in", 1)] if op == "conv_wgrad" else [("in", 0)]
+        assert found == ([("in", 0), ("in", 1)] if op == "conv_wgrad" else [("in", 0)])
         for side, at in found:
             made = Among(bound, Host(), side, at)
             arrays = tuple(made.part if position == at else array for position, array in enumerate(bound.call.ins))

@@ -244,8 +244,8 @@ class Impl:
               nobody has worked them out.
     splits    Call without arrays (tile resolved) -> by position of the operands that `bind` first splits into planes of bfloat16, the bytes that
               they take of its scratch. A plan has steps that split one operand share its planes (`nbcnn.plan.sharing`).
-    pitched   Call without arrays, side ("in" or "out"), position, alignment -> whether that operand may be a part of a larger one (`Call.places`).
-              The alignment divides the bytes from each of its rows to the next, and those in front of the first.
+    pitched   Call without arrays (tile resolved), side ("in" or "out"), position, alignment -> whether that operand may be a part of a larger one
+              (`Call.places`). The alignment divides the bytes from each of its rows to the next, and those in front of the first.
     once      every operand moves once, in one launch: nothing is gained where another step does a part of it (`nbcnn.plan.merging.with_sums`).
     """
 

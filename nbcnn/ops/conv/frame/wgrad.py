@@ -48,11 +48,10 @@ def operands(call: Call) -> tuple[Any, Any]:
     return (x, dy) if is_up(call) else (dy, x)
 
 
-def channels_of(call: Call, g: Correlation) -> tuple[int, int]:
-    """Elements from one pixel to the next of (stationary, shifted); those of planes lie in one piece."""
-    if is_up(call) or call.tile.planes_in_memory > 1:
-        return g.K, g.C
-    return int(call.channels("in", 1)), int(call.channels("in", 0))
+def channels_of(call: Call) -> tuple[int, int]:
+    """Elements from one pixel to the next of (stationary, shifted)."""
+    x, dy = int(call.channels("in", 0)), int(call.channels("in", 1))
+    return (x, dy) if is_up(call) else (dy, x)
 
 
 def bias_of(call: Call) -> str:
@@ -110,8 +109,8 @@ class OverPixels:
 
 
 def _either_part(call: Call, side: str, at: int, alignment: int) -> bool:
-    """`Impl.pitched`: x and dy."""
-    return call.op == Op("conv", "wgrad") and side == "in" and alignment % 16 == 0
+    """`Impl.pitched`: x and dy, which are read in one piece where launches before split them into planes."""
+    return call.op == Op("conv", "wgrad") and side == "in" and alignment % 16 == 0 and call.tile.planes_in_memory == 1
 
 
 Tile = TypeVar("Tile", bound=OverPixels)

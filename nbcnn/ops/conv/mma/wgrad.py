@@ -78,7 +78,7 @@ class MmaWeightGradient(WeightGradient[PixelTile]):
         dn, rest = divmod(tile.BK, g.P * g.Q)
         sizes = (g.K, g.C, g.H, g.W, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, g.GM, tile.steps(g), columns, rows, dn, *divmod(rest, g.Q))
         kernel = pixel_product(unsplit(tile), kind.name, width_of(g.K, kind.element), width_of(g.C, kind.element), bias_of(call))
-        args = (*operands(call), partials, partials_b, *map(np.int32, (*sizes, *channels_of(call, g))))
+        args = (*operands(call), partials, partials_b, *map(np.int32, (*sizes, *channels_of(call))))
         return Launch(kernel, (rows * columns, tile.parts(g)), tile.threads, args, shared=tile.shared_bytes(kind), name=call.op)
 
 

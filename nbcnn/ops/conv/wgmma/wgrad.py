@@ -108,7 +108,7 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         tile, bias, (stationary, shifted) = call.tile, bias_of(call), operands(call)
         if isinstance(tile, SquareTile):
             return self._squares(call, tile, g, partials, partials_b)
-        pixels, images, (apart, from_pixel) = (g.K, g.GM), (g.N, g.H, g.W, g.C), channels_of(call, g)
+        pixels, images, (apart, from_pixel) = (g.K, g.GM), (g.N, g.H, g.W, g.C), channels_of(call)
         maps = upload(
             *(encode_tiled(each, pixels, (tile.panel, tile.BK), strides=(apart,)) for each in _planes(tile, stationary, pixels)),
             *(encode_im2col(each, images, from_pixel, *g.corners, g.stride, tile.panel, tile.BK) for each in _planes(tile, shifted, images)),
@@ -133,7 +133,7 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
 
     def _squares(self, call: Call, tile: SquareTile, g: Correlation, partials: Any, partials_b: Any) -> Launch:
         """The launch of the product by squares, which are only of dy: of conv_wgrad."""
-        (dy, x), columns, bias, (apart, from_pixel) = operands(call), tile.column_tiles(g), bias_of(call) != "", channels_of(call, g)
+        (dy, x), columns, bias, (apart, from_pixel) = operands(call), tile.column_tiles(g), bias_of(call) != "", channels_of(call)
         maps = upload(
             _map_of_squares(dy, (g.K, g.Q, g.P, g.N), (tile.BM, tile.columns, tile.lines), tile.images, apart),
             _map_of_squares(x, (g.C, g.W, g.H, g.N), (wgrad_square.CHANNELS, tile.PW, tile.PH), tile.images, from_pixel),
