@@ -1,7 +1,7 @@
 """This module declares which arguments of a command are paths, and refuses outputs that would replace what the command reads or a run has kept.
 
 The converter of a path argument says what the path is for; `Parser.parse_args` hands the parsed ones to `complaint`, so every command is checked.
-Only what the standard library suffices for is imported, so that `--help` answers at once.
+It imports nothing that needs more than the standard library, so that `--help` answers at once.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In memory a value is a matrix whose rows are pixels (NHWC) or examples, and a concatenation over channels puts such rows side by side. So a value that
 is joined can be a part of the whole from the start: its rows are then as far apart as those of the whole. Implementations say which of their operands
-may be such parts (`nbcnn.ops.kernel.call.Impl.pitched`). Where all steps that touch a value can do with that, it becomes a part, and the step that
-copies it vanishes; a value that some step wants in one piece is copied as before, by a step of its own:
+may be such parts (`nbcnn.ops.kernel.call.Impl.pitched`). Where all steps that touch a value take it so, it becomes a part, and the step that copies
+it vanishes; a value that some step wants in one piece is copied as before, by a step of its own:
 
     concat_fprop  x₁, x₂, … -> y      xᵢ lies in y, wherever that lies: y may be a part of another whole (DenseNet)
     concat_dgrad  dy -> dx₁, dx₂, …   dxᵢ lies in dy
@@ -56,7 +56,7 @@ class _Touch(NamedTuple):
 
 
 def with_parts(hows: Sequence[Resolved], layout: str, resolve: Callable[[Step], Resolution]) -> list[Resolved]:
-    """The steps without the copies of Concat that they can do without; `resolve` says how those of the copies run that stay."""
+    """The steps without the copies of Concat that are not needed; `resolve` says how the copies run that stay."""
     parts, joins = _Parts(hows, layout), [at for at, (step, _) in enumerate(hows) if step.op.plain in (FORWARD, BACKWARD)]
     # The last concatenation first, so that it is known where a whole lies before its parts are looked at; with gradients the other way round.
     for at in reversed(joins):
@@ -131,7 +131,7 @@ class _Parts:
         return buf.base is None and buf.home == "arena" and sum(each.side == "out" for each in self.touches[buf]) == 1
 
     def _place(self, buf: Buf, whole: Buf, first: int, by: int) -> None:
-        """Let a value lie in a whole if all steps that touch it, but number `by`, which joins or splits them, can do with that."""
+        """Let a value lie in a whole if all steps that touch it take it as a part, but for number `by`, which joins or splits it."""
         if buf in self.places or not self._own(buf) or buf.dtype != whole.dtype or sum(each.at == by for each in self.touches[buf]) > 1:
             return
         _, each = rows_of(buf.shape, self.layout)
