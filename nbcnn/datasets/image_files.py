@@ -88,7 +88,9 @@ def opened(path: Path) -> Iterator[Any]:
     """The image in a file, as Pillow has it before it is decoded. Raises what Pillow does, and OSError for what is no regular file."""
     from PIL import Image
 
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `decoding` refuses in words what has too many pixels
+    # `decoding` refuses in words what has too many pixels. Once: with every change of its filters Python forgets what it has warned of.
+    if ("ignore", None, Image.DecompressionBombWarning, None, 0) not in warnings.filters:
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with regular.opened(path) as file, Image.open(file, formats=FORMATS) as image:
         if image.format == "TIFF":
             # Newer versions of Pillow open a TIFF file that lies on its side with the size that it has upright, and decode plain pixels by it.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import zlib
 from pathlib import Path
 
@@ -75,6 +76,16 @@ def test_pillow_does_not_warn_of_what_is_refused(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "large.png"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "images of at most 67,108,864 pixels are decoded" in done.stdout
     assert done.stderr == ""
+
+
+def test_opened_images_have_no_warning_given_again(tmp_path):
+    (tmp_path / "a.png").write_bytes(saved("PNG"))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            with image_files.opened(tmp_path / "a.png"):
+                warnings.warn("once for each line", stacklevel=1)
+    assert len(seen) == 1
 
 
 def socket_at(path):
