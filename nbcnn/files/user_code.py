@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -26,8 +27,8 @@ _LOADED: dict[tuple[str, str], tuple[bytes, str, list[str]]] = {}
 def hashes() -> dict[str, bytes]:
     """The SHA-256 of the files that flags have loaded, by words for each, for ranks to compare; but --callback's, which rank 0 alone runs.
 
-    So have the modules that these files import, and these import again, if they stand beside the file or in the present folder. Imports are read in
-    the sources, not in what is loaded, since --callback imports on rank 0 alone.
+    So have the modules that these files import, and these import again, if they stand beside the file or in the present folder; what a module of an
+    installed package imports is left out. Imports are read in the sources, not in what is loaded, since --callback imports on rank 0 alone.
     """
     found: dict[str, bytes] = {}
     for (flag, where), (source, package, folders) in sorted(_LOADED.items()):
@@ -35,6 +36,12 @@ def hashes() -> dict[str, bytes]:
             found[f"{where} ({flag})"] = source
             found |= {f"{file} ({flag} {where})": content for file, content in _imported(source, package, folders).items()}
     return {name: hashlib.sha256(content).hexdigest().encode() for name, content in found.items()}
+
+
+def _compared(folder: Path) -> list[str]:
+    """The folder in which ranks compare what a module of it imports; none for the folders of installed packages and of Python itself."""
+    installed = folder.name in ("site-packages", "dist-packages") or folder == Path(sysconfig.get_path("stdlib"))
+    return [] if installed else [str(folder)]
 
 
 def _imported(source: bytes, package: str, folders: list[str]) -> dict[str, bytes]:
@@ -135,7 +142,7 @@ def _module(where: str, flag: str) -> ModuleType:
             module = importlib.import_module(where)
             if (file := getattr(module, "__file__", None)) and Path(file).is_file():
                 top = len(where.split(".")) - (Path(file).name != "__init__.py")
-                _LOADED[flag, where] = regular.read(file), module.__package__ or "", [str(Path(file).parents[top])]
+                _LOADED[flag, where] = regular.read(file), module.__package__ or "", _compared(Path(file).parents[top])
             return module
         path = Path(where)
         if not path.is_file():

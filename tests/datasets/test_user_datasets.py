@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -124,6 +125,19 @@ def test_a_file_that_was_changed_is_run_anew_and_hashed_as_it_was_run(tmp_path):
         assert f"{path} (--callback)" not in user_code.hashes()
         assert hashed[-1] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert len(set(hashed)) == 2
+
+
+@pytest.mark.parametrize(("folder", "compared"), [("project", 2), ("site-packages", 1)])
+def test_what_installed_packages_import_is_not_compared(folder, compared, tmp_path, monkeypatch):
+    """It would be all that NumPy or PyTorch is: seconds before the first step."""
+    (tmp_path / folder).mkdir()
+    for name, text in (("woods", "import twigs\n\n\ndef load():\n    return twigs\n"), ("twigs", "")):
+        (tmp_path / folder / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(user_code, "_LOADED", {})
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    user_code.function_of("woods:load", "--dataset")
+    assert len(user_code.hashes()) == compared
 
 
 def test_a_size_is_for_folders_of_images(leaves):
