@@ -240,9 +240,9 @@ class Model(Weights):
     ) -> History:
         """Train; a second call goes on from the first one's weights, and from the optimizer's state if that is of the same kind.
 
-        x, y             examples and what the network is to make of them. For the loss "cross_entropy" y is one class per image (N,), or one a pixel
-                         (N, H, W) where the output is (classes, H, W): whole numbers from 0, or one-hot. For "mse" y is what the output is to
-                         be: vectors (N, F) of floats as they are, or images, of which a byte of 255 is 1; without y the target is x itself.
+        x, y             examples and what the network is to make of them. For the loss "cross_entropy" y is one class per image (N,), or one per
+                         pixel (N, H, W) where the output is (classes, H, W): whole numbers from 0, or one-hot. For "mse" y is what the output is
+                         to be: vectors (N, F) of floats as they are, or images, of which a byte of 255 is 1; without y the target is x itself.
                          x and y may lie on the GPU, as C-contiguous arrays of PyTorch, CuPy or JAX, and are then trained on where they lie: x uint8
                          or float32 (N, …), taken as it is; of y classes are checked on the host, and values are read on the GPU. They must not
                          be written to meanwhile. Validation data is copied to the host.

@@ -32,7 +32,7 @@ SIDE = 8
 """Rows and columns of the pixel tile. One warp covers it, with two pixels per thread, HALF rows apart."""
 HALF = SIDE // 2
 TN = 4
-"""Target channels a thread accumulates."""
+"""Target channels that a thread accumulates."""
 MAX_WARPS = 4
 """Warps of a block: they own the same pixels, each its own TN target channels."""
 BK = 8
@@ -240,7 +240,7 @@ def wgrad_kernel(R: int, S: int) -> Any:
                         gradient[j] = dy[i8(n * K + k) * PQ + pixel]
                     add_pixel(acc, gradient, x, i8(i8(n * C + c) * (H * W) + (row0 * W + column0)), row0, column0, H, W)
 
-        # One spare element a row: the last levels, a row apart, then read different banks.
+        # One spare element per row: the last levels, a row apart, then read different banks.
         for i in range(SUMS):
             tree[i * PITCH + tid] = acc[i]
         cuda.syncthreads()

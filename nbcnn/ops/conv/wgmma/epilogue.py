@@ -240,7 +240,7 @@ def largest_of_four(kind_name: str) -> Any:
 def store_largest(kind_name: str) -> Any:
     """Device function (words, y, index, at): the largest of four rows of 16 bytes to y[at …], and in which row each was (its argmax) to `index`.
 
-    The rows are the pixels of a window, words[4·i : 4·i + 4] row i, and not negative. index has 2 bits per channel, four channels a byte.
+    The rows are the pixels of a window, words[4·i : 4·i + 4] row i, and not negative. index has 2 bits per channel, four channels per byte.
     """
     EIGHT, BITS = KINDS[kind_name].result == 2, 4 if KINDS[kind_name].result == 2 else 2
     largest, store = largest_of_four(kind_name), moves(kind_name)[2]
@@ -264,7 +264,7 @@ def store_largest(kind_name: str) -> Any:
 def store_pooled(tile: Tile, kind_name: str) -> Any:
     """Device function (stage, y, index, t, m0, n0, GM, K, Q): the maxima of 2×2 pixels of the rows at `stage`, and where they were.
 
-    The rows are whole pairs of image rows of Q pixels, and not negative. index has 2 bits per channel, four channels a byte.
+    The rows are whole pairs of image rows of Q pixels, and not negative. index has 2 bits per channel, four channels per byte.
     """
     kind = KINDS[kind_name]
     PITCH, THREADS, CHUNK = pitch(tile, kind), tile.groups * WARPGROUP, 16 // kind.result

@@ -269,7 +269,7 @@ def store_pooled(tile: PatchTile, kind_name: str) -> Any:
     """Device function (stage, y, index, t, square, image, h0, w0, n0, N, P, Q, K): maxima of 2×2 pixels of a warpgroup's squares.
 
     t is the thread in its warpgroup, `square` the warpgroup's first in the tile. The results are not negative. index: 2 bits per channel,
-    four channels a byte.
+    four channels per byte.
     """
     kind = KINDS[kind_name]
     HALVES, COLUMNS, CHUNK = tile.BM // tile.groups // 64, tile.BN * kind.result // ROW_BYTES, 16 // kind.result

@@ -108,7 +108,7 @@ def box_floats(length: int) -> int:
 
 
 def shared_bytes(taps: int, warps: int, length: int, boxes: int) -> int:
-    """Bytes that a block asks for: taps, `boxes` boxes per warp, two barriers a warp, and what it takes to begin at a multiple of 128."""
+    """Bytes that a block asks for: taps, `boxes` boxes per warp, two barriers per warp, and what it takes to begin at a multiple of 128."""
     return 4 * (taps + warps * boxes * box_floats(length)) + 16 * warps + 128
 
 

@@ -115,7 +115,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:
-    """Two loads a product, then the partial sums."""
+    """Two loads per product, then the partial sums."""
     g, one, split = of_gradient(call), element(call), call.tile.split
     first = Traffic(2 * one * g.rows * g.products(), partials.scratch_bytes(g, split), 2 * one * g.rows * g.L)
     return [first, partials.add_traffic(g, split)]

@@ -108,14 +108,14 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 def traffic_images(call: Call) -> list[Traffic]:
-    """Two loads a product, the tap and the element; the skip is one more product per output."""
+    """Two loads per product, the tap and the element; the skip is one more product per output."""
     g, one = of_images(call), element(call)
     products = g.rows * (g.products() + g.L * g.skip)
     return [Traffic(products * (4 + one), g.rows * g.L * element(call, "out"), 4 * g.C * (g.taps_used() + g.skip) + one * g.rows * g.L)]
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:
-    """Two loads a product, of dy and of x."""
+    """Two loads per product, of dy and of x."""
     g, one = of_gradient(call), element(call)
     return [Traffic(2 * one * g.rows * g.products(), 4 * g.C * (g.T + g.skip), 2 * one * g.rows * g.L)]
 
