@@ -47,7 +47,7 @@ Pads = tuple[int, int]
 def conv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, stride: int, pad: int) -> None:
     """y = conv(x, w) + b: `conv_fprop(x, w, b, y, ...)`, or `conv_fprop(x, w, y, ...)` without bias.
 
-    x (N,C,H,W), w (K,C,R,S), b (K), y (N,K,P,Q) C-contiguous, all of one floating dtype.
+    x (N,C,H,W), w (K,C,R,S), b (K), y (N,K,P,Q), each image C-contiguous, all of one floating dtype.
     """
     *bias, y = rest
     K, C, *window = w.shape
@@ -61,7 +61,7 @@ def conv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, stride: int, pad
 
 
 def conv_dgrad(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, *, stride: int, pad: int) -> None:
-    """dx from dy (N,K,P,Q) and w (K,C,R,S); dx (N,C,H,W) C-contiguous, all of one floating dtype."""
+    """dx from dy (N,K,P,Q) and w (K,C,R,S); dx (N,C,H,W), each image C-contiguous, all of one floating dtype."""
     (K, C, *window), outputs = w.shape, dy.size // len(w)
     # Elements moved for each tap: windows of dy and the flipped filters, or columns that are added into dx.
     if stride == 1 and window != [1, 1] and K * outputs + ADDING * K * C <= ADDING * C * outputs:
