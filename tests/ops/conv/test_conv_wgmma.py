@@ -15,7 +15,7 @@ from nbcnn.gpu import device as nb
 from nbcnn.gpu.target import H200
 from nbcnn.modes import Row, named
 from nbcnn.ops.conv.frame.correlation import correlation, in_phases, pack
-from nbcnn.ops.conv.frame.cost import Rates, Work, cycles
+from nbcnn.ops.conv.frame.cost import L2_LINES, Rates, Work, cycles, lines_of
 from nbcnn.ops.conv.frame.epilogue import WITH_SECOND
 from nbcnn.ops.conv.fused import (
     MEAN_UP,
@@ -302,6 +302,20 @@ def test_parity(gpu, precision, op):
         for tile in tried(impl, case, precision, gpu):
             assert parity(row, impl, case, gpu, tile) <= bound(case, precision), f"{case.label} {tile}"
     assert served >= 2
+
+
+def test_lines_of_l2_are_those_that_pixels_of_a_row_meet():
+    """Pixels of 80 bytes meet 1.5 lines of 128 bytes on average, all of them in part; whole lines count once, whatever a part costs."""
+    assert [lines_of(row) for row in (128, 256, 64, 80, 48, 192)] == [1.0, 1.0, 1.0, 1.5, 1.25, 1.25]
+    assert [lines_of(row, 0.5) for row in (128, 256, 64, 80)] == [1.0, 1.0, 1.5, 2.25]
+
+
+def test_l2_is_shared_by_all_blocks_that_run():
+    """A step that waits for lines of L2 takes twice as long where twice as many blocks run."""
+    rates = Rates(1.0, 1e9, 1e9, 0.0, 0.0, 1e9, 0.0, 1e9, 8, lines=L2_LINES)
+    half, whole = (cycles(Work(tiles, 1, 10, 3, 1e-3, 0.0, 0.0, 0.0, 0.0, lines=600), rates, H200) for tiles in (66, 132))
+    assert half == pytest.approx(10 * 66 * 600 / L2_LINES)
+    assert whole == pytest.approx(2 * half)
 
 
 def test_the_model_hides_the_end_of_a_tile_behind_the_other_turn():

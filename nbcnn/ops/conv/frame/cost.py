@@ -2,10 +2,11 @@
 
 A multiprocessor that has `together` blocks takes the tiles of a launch in waves. A step of a tile keeps three things busy: the tensor cores, shared
 memory (which TMA writes and wgmma reads), and the way from L2, of which every multiprocessor has a share. The slowest of them is what a step takes;
-or, where few blocks leave them idle, the latency of its loads over the number of steps that are in flight. As these disturb each other, the largest
-is taken softly, as a p-norm. A tile begins and ends beside: first loads, epilogue. What one block does then, others on the multiprocessor cover in
-part; where two warpgroups of a block take tiles alternately (`turns`), the other's products cover it, unless they are the shorter. No launch is
-faster than its compulsory bytes out of memory. Launches before it may bring operands into planes, and one behind it adds up the parts of a split sum.
+or, where few blocks leave them idle, the latency of its loads over the number of steps that are in flight. L2 has a limit of its own: the lines that
+it gives all multiprocessors a cycle. As these disturb each other, the largest is taken softly, as a p-norm. A tile begins and ends beside: first
+loads, epilogue. What one block does then, others on the multiprocessor cover in part; where two warpgroups of a block take tiles alternately
+(`turns`), the other's products cover it, unless they are the shorter. No launch is faster than its compulsory bytes out of memory. Launches before
+it may bring operands into planes, and one behind it adds up the parts of a split sum.
 
 Rates are cycles and bytes, fitted to measured times of every tile of the convolutions of `bench nets` (`nbcnn.lab.studies.tiles`).
 docs/log/tensor-cores.md has the regrets.
@@ -14,6 +15,8 @@ docs/log/tensor-cores.md has the regrets.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from math import gcd, inf
 
 from nbcnn.gpu.target import Target
 
@@ -33,6 +36,7 @@ class Work:
     before      bytes that launches before it move, 0 without them
     readers     blocks that read the same filters at a time
     padded      how many times the channels there are a step has, where they are no whole steps
+    lines       lines of L2 that a step asks for, each of which is a request
     """
 
     tiles: int
@@ -50,6 +54,7 @@ class Work:
     before: float = 0.0
     readers: float = 0.0
     padded: float = 1.0
+    lines: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Rates:
     first       the fewest cycles of the launches before; before: the bytes that they move a cycle
     crowd       cycles of a step for each reader of the same filters, which L2 serves one after another
     padded      power of `Work.padded` by which the way from L2 is slower
+    lines       lines of L2 a cycle for the whole GPU
     """
 
     tensor: float
@@ -83,6 +89,30 @@ class Rates:
     before: float = 1.0
     crowd: float = 0.0
     padded: float = 0.0
+    lines: float = inf
+
+
+LINE = 128
+L2_LINES, PART = 60.0, 0.75
+"""Lines that L2 gives all multiprocessors a cycle, and the part of a line's time that one takes besides of which only a part is wanted.
+
+Both are the same for every shape, in bf16 and in fp32. 64 bytes a cycle for each of 132 multiprocessors would be 66 lines. Worked out of times on an
+H100: in fp32 a step of 128 pixels of 40 channels, 80 bytes each, takes 128 blocks 3,000 to 3,700 cycles, one of 64 channels, whole lines, 2,000.
+With 0.5 in place of 0.75 errors are the same to 0.4 %, and one choice of 350 in fp32 is worse (pooled, 40 to 72 channels at batch 128).
+"""
+
+
+@cache
+def lines_of(row: int, part: float = 0.0) -> float:
+    """Lines of L2 for a pixel's 128 bytes, on average over pixels that lie `row` bytes apart; one that is wanted in part counts 1 + `part`."""
+    total = count = 0.0
+    for pixel in range(LINE // gcd(row, LINE)):
+        for first in range(pixel * row, (pixel + 1) * row, LINE):
+            end, count = min(first + LINE, (pixel + 1) * row), count + 1
+            for line in range(first // LINE, -(-end // LINE)):
+                whole = first <= line * LINE and (line + 1) * LINE <= end
+                total += 1.0 if whole else 1.0 + part
+    return total / count
 
 
 def cycles(work: Work, rates: Rates, target: Target) -> float:
@@ -90,23 +120,25 @@ def cycles(work: Work, rates: Rates, target: Target) -> float:
 
     p = rates.soft
 
-    def steps(blocks: int) -> float:
+    def steps(blocks: int, running: int) -> float:
         busy = (work.tensor / rates.tensor, work.shared / rates.shared, work.fetched * work.padded**rates.padded / rates.fetched)
-        idle = (rates.latency / work.ahead, rates.crowd * work.readers)
+        idle = (rates.latency / work.ahead, rates.crowd * work.readers, running * work.lines / rates.lines)
         return work.steps * (sum((blocks * each) ** p for each in busy) + sum(each**p for each in idle)) ** (1 / p)
 
     def ends(blocks: int) -> float:
         return rates.start + blocks * (work.ends / rates.ends + work.exchange)
 
-    def wave(blocks: int) -> float:
+    def wave(running: int) -> float:
+        blocks = -(-running // target.multiprocessors)
+        took = steps(blocks, running)
         if work.turns > 1:
-            return max(steps(blocks), (steps(blocks) + ends(blocks)) / work.turns)
-        return steps(blocks) + ends(blocks) * (1 - rates.covered * (blocks - 1) / blocks)
+            return max(took, (took + ends(blocks)) / work.turns)
+        return took + ends(blocks) * (1 - rates.covered * (blocks - 1) / blocks)
 
     full, rest = divmod(work.tiles, target.multiprocessors * work.together)
-    product = full * wave(work.together) + (wave(-(-rest // target.multiprocessors)) if rest else 0.0)
+    product = full * wave(target.multiprocessors * work.together) + (wave(rest) if rest else 0.0)
     if work.turns > 1:
-        product += min(steps(1), ends(1))
+        product += min(steps(1, target.multiprocessors), ends(1))
     memory = work.memory / rates.memory
     product = (product**p + memory**p) ** (1 / p)
     first = rates.first + work.before / rates.before if work.before else 0.0
@@ -135,28 +167,29 @@ values of tf32, split and transposed on the way, are fitted to 1,500 times of 53
 """
 
 
-def _measured(
-    tensor: float, fetched: float, latency: float, start: float, ends: float, memory: float, crowd: float = 0.0, padded: float = 0.0
-) -> Rates:
-    """Rates beside other engines: shared memory is never what a step waits for, and nothing covers the end of a tile."""
-    return Rates(tensor, 1e9, fetched, latency, start, ends, 0.0, memory, 8, crowd=crowd, padded=padded)
+def _measured(*each: float, crowd: float = 0.0, padded: float = 0.0, lines: float = inf) -> Rates:
+    """Rates beside other engines, by (tensor, fetched, latency, start, ends, memory): no step waits for shared memory, none covers a tile's end."""
+    tensor, fetched, latency, start, ends, memory = each
+    return Rates(tensor, 1e9, fetched, latency, start, ends, 0.0, memory, 8, crowd=crowd, padded=padded, lines=lines)
 
 
 BESIDE = {
-    ("columns", "bf16"): (1.98, _measured(0.86, 61.7, 814, 536, 28.3, 1370, 6.9, 0.26)),
-    ("columns", "tf32"): (1.15, _measured(0.92, 61.6, 1610, 457, 23.8, 1300, 7.1, 0.11)),
-    ("columns", "fp32"): (3.49, _measured(1.05, 50.3, 940, 1010, 27.1, 1480, 13.0, 0.41)),
-    ("patches", "bf16"): (2.61, _measured(0.79, 47.4, 716, 331, 44.9, 1520, 1.04, 0.06)),
-    ("patches", "tf32"): (3.43, _measured(0.80, 42.9, 979, 118, 146, 1300, 1.75, 0.05)),
-    ("pixels", "bf16"): (2.90, _measured(1.10, 47.5, 100, 200, 10.5, 1450)),
+    ("columns", "bf16"): (2.07, _measured(0.89, 64.3, 100, 365, 27.4, 1370, lines=L2_LINES)),
+    ("columns", "tf32"): (1.15, _measured(0.92, 61.6, 1610, 457, 23.8, 1300, crowd=7.1, padded=0.11)),
+    ("columns", "fp32"): (2.54, _measured(0.99, 49.1, 191, 1530, 31.5, 1480, lines=L2_LINES)),
+    ("patches", "bf16"): (2.61, _measured(0.79, 47.4, 716, 331, 44.9, 1520, crowd=1.04, padded=0.06)),
+    ("patches", "tf32"): (3.43, _measured(0.80, 42.9, 979, 118, 146, 1300, crowd=1.75, padded=0.05)),
+    ("pixels", "bf16"): (2.97, _measured(1.10, 53.2, 394, 200, 10.8, 1450, lines=L2_LINES)),
     ("squares", "bf16"): (4.00, _measured(0.97, 34.1, 101, 2150, 40, 1450)),
     ("pixels", "tf32"): (2.67, _measured(1.10, 25.6, 4690, 1060, 21.7, 1450)),
-    ("pixels", "fp32"): (3.01, _measured(0.99, 70.4, 433, 7190, 18.2, 1450)),
+    ("pixels", "fp32"): (4.12, _measured(1.02, 45.3, 256, 2750, 10.0, 1450, lines=L2_LINES)),
     ("transposed", "fp32"): (0.30, _measured(1.10, 10.4, 4890, 5350, 13.2, 1450)),
 }
 """Microseconds of a launch, and rates, by kernel and precision, by which a product is compared with those of other engines.
 
 Fitted to 580 times of the tile that RATES choose, of 570 steps on an H100 whose clock is up to 1.98 GHz; ratios within a step count more than times.
+Columns and pixels of two bytes ask L2 for its lines, which are what their steps wait for where channels are no whole lines: without that term the
+rms error of columns is 14 instead of 13 % in bf16 and 8.5 instead of 7.7 % in fp32. Times of tf32 show no such wait.
 Tiles of four bytes come through helper warps that transpose them, which is what the bytes of a step wait for: 26 per cycle in tf32, 10 in two planes.
 Rates of tiles and these differ as those were fitted to all tiles of large steps on an H200, these to small and large steps beside other engines.
 """

@@ -12,7 +12,7 @@ from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.table import RELU, epilogue_of
 from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, refusal, source_part, whole
-from nbcnn.ops.conv.frame.cost import BESIDE, PLANES, PLANES_US, RATES, cycles
+from nbcnn.ops.conv.frame.cost import BESIDE, PART, PLANES, PLANES_US, RATES, cycles, lines_of
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
@@ -125,6 +125,8 @@ def _microseconds(call: Call, kind: Kind, target: Target) -> float:
     at_once = min(asked.tiles, target.multiprocessors * asked.together)
     keeps = isinstance(tile, PatchTile) and tile.keeps
     asked = replace(asked, readers=0.0 if keeps else min(down, max(1.0, at_once / across)), padded=whole(g.C, kind.channels) / g.C)
+    if isinstance(tile, Tile):
+        asked = replace(asked, lines=kind.planes * (tile.BM * lines_of(g.C * kind.element, PART) + tile.BN))
     launch, rates = BESIDE[kernel, kind.name]
     return launch + cycles(asked, rates, target) / CYCLES_A_MICROSECOND
 

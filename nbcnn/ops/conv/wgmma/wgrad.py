@@ -33,9 +33,9 @@ from nbcnn.plan.graph import Shape
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
-PADDED = {("pixels", "bf16"): 0.69, ("squares", "bf16"): 0.48, ("pixels", "tf32"): 0.05, ("pixels", "fp32"): 0.73, ("transposed", "fp32"): 0.12}
+PADDED = {("pixels", "bf16"): 0.60, ("squares", "bf16"): 0.48, ("pixels", "tf32"): 0.05, ("pixels", "fp32"): 0.73, ("transposed", "fp32"): 0.12}
 """Power of what channels are padded by (`awkward.padded`), by kernel and precision."""
-PARTS = {("pixels", "bf16"): 9.4e6, ("squares", "bf16"): 6.4e6, ("pixels", "tf32"): 3.7e6, ("pixels", "fp32"): 11.8e6, ("transposed", "fp32"): 9.3e6}
+PARTS = {("pixels", "bf16"): 6.3e6, ("squares", "bf16"): 6.4e6, ("pixels", "tf32"): 3.7e6, ("pixels", "fp32"): 5.3e6, ("transposed", "fp32"): 9.3e6}
 """Bytes of the parts a microsecond, by kernel and precision."""
 FOLDED = 1.95
 """How much longer a gradient behind an upsampling takes in tf32, of which both panels are transposed in shared memory."""
@@ -80,6 +80,8 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         g, kernel = correlation(call), self.kernel(call.tile)
         (launch, rates), asked = BESIDE[kernel], self.work(call.tile, g)
         folded = FOLDED if self.precision == "tf32" and is_up(call) else 1.0
+        if isinstance(call.tile, PixelTile):
+            asked = replace(asked, lines=call.tile.lines(g))
         longer = folded * padded(g, 32 if self.element == 4 and self.precision == "tf32" else 64, PADDED[kernel])
         product = longer * cycles(replace(asked, parts=0.0, before=0.0, memory=0.0), rates, target)
         took = launch + float(product**rates.soft + (asked.memory / rates.memory) ** rates.soft) ** (1 / rates.soft) / CYCLES_A_MICROSECOND

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from nbcnn.gpu.target import Target
 from nbcnn.ops.conv.frame.correlation import Correlation
-from nbcnn.ops.conv.frame.cost import Work
+from nbcnn.ops.conv.frame.cost import Work, lines_of
 from nbcnn.ops.conv.frame.wgrad import OverPixels, most_parts
 from nbcnn.ops.conv.wgmma.split import PRODUCTS, SPLIT_BYTES
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
@@ -93,6 +93,11 @@ class PixelTile(OverPixels):
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: room to align, the ring, its barriers, the helpers' sums."""
         return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + HELPED
+
+    def lines(self, g: Correlation) -> float:
+        """Lines of L2 that a step asks for: a pixel of a panel is one or two."""
+        of_operands = (self.BM * lines_of(g.K * self.element), self.BN * lines_of(g.C * self.element))
+        return self.planes_in_memory * self.BK * sum(of_operands) / self.panel
 
     def column_tiles(self, g: Correlation) -> int:
         """Tiles across all panels; every tap has its own panels."""
