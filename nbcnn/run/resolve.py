@@ -61,7 +61,7 @@ def _refusal(impl: Impl, call: Call, target: Target) -> str | None:
 
 @dataclass(frozen=True)
 class Found:
-    """An implementation that can run a call: the part of the row that it comes from, its tile, and its estimated microseconds."""
+    """An implementation that can run a call: the part of the row that it comes from, its tile, and its estimated microseconds, packing included."""
 
     part: str
     impl: Impl
@@ -81,7 +81,7 @@ def offered(row: Row, call: Call, target: Target) -> tuple[list[Found], list[str
             reasons.append(f"{part}: {reason}")
             continue
         tile = impl.tile(call, target)
-        found.append(Found(part, impl, tile, impl.cost(replace(call, tile=tile), target)))
+        found.append(Found(part, impl, tile, impl.cost(replace(call, tile=tile), target) + impl.packing(call)))
     if row.by_cost and found:
         able = [each for each in found if each.part == row.asked] or [each for each in found if each.part in row.own] or found
         best = min(able, key=lambda each: each.us)

@@ -19,6 +19,7 @@ from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.lowering import stored_as
 from nbcnn.run.net import Net
 from nbcnn.run.resolve import resolver
 
@@ -59,6 +60,17 @@ def test_the_regret_of_the_choices_is_small(row, mean, worst):
     assert len(regrets) > 0.95 * len(judged) > 70
     assert sum(regrets) / len(regrets) < mean
     assert max(regrets) < worst
+
+
+@pytest.mark.parametrize(("row", "batch", "engine"), [("bf16", 1, "few rows"), ("fp32", 33, "pointwise"), ("bf16", 1024, "wgmma")])
+def test_a_choice_counts_the_packing_of_its_weights(row, batch, engine):
+    """A wide linear layer of few rows reads its weight as it lies: the copy that a faster product reads takes longer to make than that saves."""
+    width = 4096 if row == "fp32" else 1024
+    x, y, w, b = (
+        Buf(name, shape) for name, shape in (("x", (batch, width, 1, 1)), ("y", (batch, 4096, 1, 1)), ("w", (4096, width, 1, 1)), ("b", (4096,)))
+    )
+    (step,) = stored_as([Step(named("conv_relu_fprop"), (x, w, b), (y,), {"stride": 1, "pad": 0})], MODES["tensorcore", row].store)
+    assert resolver(MODES["tensorcore", row], H200)(step).impl.engine == engine
 
 
 def test_a_row_by_cost_takes_the_cheapest_that_it_knows():

@@ -369,13 +369,20 @@ def step_of(row: Mapping[str, Any]) -> Step:
 
 
 def judged(rows: Iterable[Mapping[str, Any]], target: Target = H200) -> list[dict[str, Any]]:
-    """Rows of an earlier measurement with the way first that is chosen today; without a time if it was not timed then."""
+    """Rows of an earlier measurement with the way first that is chosen today; without a time if it was not timed then.
+
+    Times are those of the step and of the packing of its weights, which is estimated: a plan does that before every run.
+    """
     made = []
     for row in rows:
-        chosen = ways(row["row"], step_of(row), target)[0].named
-        same = [way for way in row["ways"] if all(way.get(name) == chosen.get(name) for name in ("part", "engine", "tile", "kind"))]
+        step = step_of(row)
+        found = ways(row["row"], step, target)
+        call, chosen = bare_call(step, ROWS[row["row"]].layout), found[0].named
+        packing = {(way.part, way.named["engine"]): way.impl.packing(call) for way in found}
+        timed = [way | ({"us": way["us"] + packing.get((way["part"], way["engine"]), 0.0)} if "us" in way else {}) for way in row["ways"]]
+        same = [way for way in timed if all(way.get(name) == chosen.get(name) for name in ("part", "engine", "tile", "kind"))]
         first = same[0] if same else chosen | {"why": "it was not timed"}
-        made.append({**row, "ways": [first, *(way for way in row["ways"] if way is not first)]})
+        made.append({**row, "ways": [first, *(way for way in timed if way is not first)]})
     return made
 
 

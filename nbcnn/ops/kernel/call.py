@@ -16,11 +16,12 @@ from nbcnn.gpu.compiler import LOCKSTEP, SIMULATOR
 from nbcnn.gpu.kernel_store import loaded
 from nbcnn.gpu.language import resolved
 from nbcnn.gpu.target import Target
-from nbcnn.ops.kernel.cost import stream
-from nbcnn.ops.kernel.traffic import Traffic, streamed
+from nbcnn.ops.kernel.cost import moved, stream
+from nbcnn.ops.kernel.traffic import Traffic, once, streamed
 from nbcnn.plan.op import Op
 from nbcnn.plan.roles import Role, role
 from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import ITEMSIZE
 
 Shape = tuple[int, ...]
 Out = tuple[Shape, str] | int
@@ -270,6 +271,11 @@ class Impl:
         if self.estimate is not None:
             return self.estimate(call, target)
         return stream(self.traffic(call) if self.traffic is not None else streamed(call))
+
+    def packing(self, call: Call) -> float:
+        """Microseconds in which a plan packs the weight of a call: it reads it in float32 and writes a copy. The launch is shared by all copies."""
+        count = numel(call.in_shapes[1]) if self.pack is not None else 0
+        return moved([once(4 * count, ITEMSIZE[self.packed] * count)])
 
     def lacks(self, target: Target) -> str | None:
         """None if the kernels run on GPUs of the compute capability of `target`, else the reason in words."""
