@@ -28,7 +28,7 @@ class UnsupportedNodes(Whole, OnnxError):
         super().__init__("\n  ".join((what, *(printable(each)[:LONGEST] for each in reasons[:SHOWN]), *more)))
 
 
-class Unsupported(Exception):
+class Unsupported(Whole, Exception):
     """One node cannot be taken; the reason in words. The importer collects them, and counts those of one kind: `of`, what it is that only this node
     has, such as a tensor, is named beside the node."""
 
@@ -41,7 +41,7 @@ class Unsupported(Exception):
         return f"{node} with {quoted(self.of)}" if self.of else node
 
 
-class BothComputed(Whole, Unsupported):
+class BothComputed(Unsupported):
     """A product of two computed values, as in attention: no layer is one, whatever their shapes."""
 
     def __init__(self) -> None:
