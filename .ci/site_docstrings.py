@@ -3,6 +3,7 @@
     name   what it is            a list, one item per name
     Example: >>> …               a block of code with its prompts and line breaks
     in_channels: … = unsized()   None in signatures: the argument may be left out
+    CONSTANT = …                 no entry: modules share constants among themselves, and nobody who uses the package needs one
 
 The source keeps its columns, which an editor and `help()` show well.
 """
@@ -72,9 +73,11 @@ def _fenced(code: str) -> list[str]:
 
 
 class Docstrings(Extension):
-    """Rewrites every docstring and the defaults of sizes as the package is read."""
+    """Rewrites every docstring and the defaults of sizes as the package is read; a constant loses its docstring, without which it is on no page."""
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
+        if obj.is_attribute and obj.name.isupper():
+            obj.docstring = None
         if obj.docstring:
             obj.docstring.value = markdown(obj.docstring.value)
 

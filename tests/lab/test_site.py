@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -73,6 +74,18 @@ def test_a_page_of_the_reference_can_be_read(site, name):
     assert "= later(" not in signatures
     columns = [line for line in found.text("p", out=("pre", "code")).splitlines() if re.match(r"[a-z_]+   +\S", line)]
     assert not columns, "a table of arguments that is a paragraph"
+
+
+def test_the_reference_lists_what_users_call_and_no_constant_of_a_module(site):
+    entries = {path.stem: re.findall(r'<h\d id="(nbcnn[^"]*)"', path.read_text(encoding="utf-8")) for path in (site / "reference").glob("*.html")}
+    assert "nbcnn.nn.optim.SGD" in entries["training"], "a class whose name is in capitals"
+    found = [name for names in entries.values() for name in names if (last := name.rpartition(".")[2]).isupper() and not isinstance(_value(name), type)]
+    assert not found
+
+
+def _value(name: str) -> object:
+    module, _, last = name.rpartition(".")
+    return getattr(pkgutil.resolve_name(module), last)
 
 
 def test_the_front_page_has_doors_a_picture_and_a_switch_of_colours(site):
