@@ -22,3 +22,6 @@ part of each pair as a precomputed kernel: the same problems, the same solver, t
 
 Nothing is imported here, so that worker processes load neither Numba nor Matplotlib.
 """
+
+MACHINES = {"svm": "RBF SVM", "ridge": "kernel ridge"}
+"""What --machine chooses, and its name in titles."""

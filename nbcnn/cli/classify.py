@@ -126,9 +126,10 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
 
 
 def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_folder: ExitStack) -> int:
-    from nbcnn.classify import classifier, pipeline, report
+    from nbcnn.classify import MACHINES, classifier, pipeline, report
     from nbcnn.classify.processing import parse
     from nbcnn.cli.part import Part
+    from nbcnn.datasets.own import short
     from nbcnn.files import extras, lock
     from nbcnn.files.atomic import make_folder
     from nbcnn.files.errors import UsageError
@@ -243,8 +244,8 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
             scores = report.score(outcome, train_labels, test_labels, len(names))
             rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
             if name == ENCODER:
-                name_of = "kernel ridge" if ridge else "RBF SVM"
-                title = f"{origin.dataset}: {name_of} on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
+                title = f"{short(origin.dataset)}: {MACHINES[result['machine']]} on {outcome.width:,} features"
+                title += f", {scores.test:.2%} of {len(test_labels):,} test images"
                 if draws:
                     from nbcnn.train.plots import confusion
 

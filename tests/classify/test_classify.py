@@ -21,6 +21,7 @@ from nbcnn.classify.features import Origin
 from nbcnn.cli.baselines import data_dir_of, untrained_encoder
 from nbcnn.cli.classify import main
 from nbcnn.files.errors import UsageError
+from nbcnn.train import plots
 
 ORIGIN = Origin(
     run="runs/one",
@@ -66,6 +67,17 @@ def test_tables_and_files(digits, tmp_path, capsys):
     assert np.array(result["classifiers"]["encoder"]["confusion"]).sum() == len(datasets.load("digits").test_labels)
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in tmp_path.iterdir()} == {"classify.json", "confusion.png", "classifier.safetensors"}
+
+
+@pytest.mark.parametrize(("machine", "name"), [("svm", "RBF SVM"), ("ridge", "kernel ridge")])
+def test_the_matrix_has_a_title_without_the_path_of_the_images(machine, name, digits, tmp_path, monkeypatch):
+    origin, titles = dataclasses.replace(ORIGIN, dataset="folder:/home/me/My figures?size=8x8"), []
+    data = datasets.load("digits", limit=100)
+    train, test = (images[:, 0, 2::4, 2::4].reshape(len(images), -1).astype(np.float32) for images in (data.train_images, data.test_images))
+    write(tmp_path, train, test, data.train_labels, data.test_labels, origin)
+    monkeypatch.setattr(plots, "confusion", lambda *given: titles.append(given[-1]))
+    assert main([str(tmp_path), "--machine", machine, "--device", "cpu", "--quiet"]) == 0
+    assert titles[0].startswith(f"My-figures: {name} on 64 features, ")
 
 
 def test_json_is_one_line_and_quiet_is_quiet(digits, tmp_path, capsys):

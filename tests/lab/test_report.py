@@ -274,6 +274,7 @@ def test_the_same_source_makes_the_same_file(full):
         ("classify.json", lambda found: found["classifiers"].clear(), "classifiers lacks 'encoder'"),
         ("classify.json", lambda found: found["classifiers"]["encoder"].update(confusion=[[1], [1, 1]]), "no square confusion matrix"),
         ("classify.json", lambda found: found.update(classes=["ring"]), "not as many classes"),
+        ("classify.json", lambda found: found.update(machine="tree"), "is of a machine 'tree'"),
     ],
 )
 def test_damage_is_refused_with_the_place(full, file, change, says, capsys):
@@ -300,6 +301,15 @@ def test_a_classification_of_another_run_is_not_shown(full):
     path.write_text(path.read_text().replace(sha(run / "checkpoint-best.safetensors"), "0" * 64))
     with pytest.raises(Exception, match="was not made from a checkpoint of"):
         opened(run, results, features)
+
+
+def test_the_matrix_names_its_machine_and_the_data_without_a_path(full):
+    run, results, features = full
+    path = features / "classify" / "classify.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "ridge", "dataset": "folder:/home/me/figures"}))
+    text, _ = report(opened(run, results, features))
+    assert "kernel ridge on the features of figures" in text
+    assert "RBF SVM on the features" not in text
 
 
 def test_features_are_found_where_extraction_puts_them(full, monkeypatch, tmp_path):

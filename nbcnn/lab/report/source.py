@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbcnn.classify import MACHINES
 from nbcnn.classify.features import place_of
 from nbcnn.datasets import own
 from nbcnn.files import document, regular
-from nbcnn.files.quote import brief
+from nbcnn.files.quote import brief, quoted
 from nbcnn.lab.measure import results
 from nbcnn.train.runlog import RunError, RunFolder
 
@@ -36,12 +37,20 @@ def _unfit(found: dict[str, Any]) -> str | None:
     counts, classes = found["classifiers"]["encoder"]["confusion"], found.get("classes")
     if not counts or any(len(row) != len(counts) or min(row) < 0 for row in counts):
         return "has no square confusion matrix of counts"
+    if (machine := found.get("machine", "svm")) not in MACHINES:
+        return f"is of a machine {quoted(machine)}"
     return "has not as many classes as its confusion matrix" if classes and len(classes) != len(counts) else None
 
 
 _CLASSIFIED = document.Named(
     "classification",
-    {"dataset": str, "run": str, "checkpoint_sha256": str, "classes?": ([str], None), "classifiers": {str: _SCORES}, "pictures?": {str: str}},
+    {
+        **dict.fromkeys(("dataset", "run", "checkpoint_sha256"), str),
+        "machine?": str,
+        "classes?": ([str], None),
+        "classifiers": {str: _SCORES},
+        "pictures?": {str: str},
+    },
     _unfit,
 )
 """What the sections read of config.json, of a line of metrics.jsonl, and of classify.json; results have `nbcnn.lab.measure.schema`."""

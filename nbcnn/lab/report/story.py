@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from nbcnn.classify import MACHINES
 from nbcnn.datasets import own
 from nbcnn.lab.report import page, sections, svg
 from nbcnn.lab.report.source import Missing, Source
@@ -52,7 +53,7 @@ def _run_cards(source: Source) -> list[tuple[str, str]]:
         facts.insert(0, (f"{source.forecast['rmsle']['network']:.4f}", "RMSLE in the test months"))
     if source.classified:
         accuracy = source.classified["classifiers"]["encoder"]["test_accuracy"]
-        facts.append((f"{accuracy:.2%}", "test accuracy of an RBF SVM on the features"))
+        facts.append((f"{accuracy:.2%}", f"test accuracy of {_machine(source.classified)} on the features"))
     facts.append((f"{source.config['mode']} {source.config['precision']}", f"on {source.device}"))
     return facts
 
@@ -272,7 +273,7 @@ def _mib(nbytes: int) -> str:
 
 
 def confusion(source: Source) -> Parts:
-    """What an RBF SVM makes of the features."""
+    """The confusion matrix of the classifier that was trained on the features."""
     if source.run:
         found = source.classified
         if found is None:
@@ -284,7 +285,7 @@ def confusion(source: Source) -> Parts:
             unlabelled = data == "photos" or (own.is_own(data) and "classes" not in source.config)
             yield Missing("confusion matrix", "" if unlabelled else how, f"{data} has no labels" if unlabelled else "")
             return
-        yield from _confusion(found, f"RBF SVM on the features of {found['dataset']}")
+        yield from _confusion(found, f"{_machine(found)} on the features of {own.short(found['dataset'])}")
         return
     for _, rows, where in source.sections("quality"):
         for row in rows:
@@ -293,6 +294,10 @@ def confusion(source: Source) -> Parts:
                 yield page.provenance(where)
                 return
     yield Missing("confusion matrix", "python -m nbcnn.lab.studies.quality main --data-dir DIR --scratch DIR")
+
+
+def _machine(found: dict[str, Any]) -> str:
+    return MACHINES[found.get("machine", "svm")]
 
 
 def _confusion(found: dict[str, Any], caption: str) -> Iterator[str]:
