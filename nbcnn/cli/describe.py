@@ -122,7 +122,7 @@ def summary(result: Result, data: Material, session: Any, run: RunFolder, pictur
     best = run.checkpoint() == run.best and result.best_epoch != result.epochs
     net = session.net
     if result.interrupted:
-        return f"stopped at training step {result.step:,} and saved; continue with\n  {called('train')} --resume {run.path}"
+        return f"stopped at training step {result.step:,} and saved; continue with\n  {called('train', '--resume', run.path)}"
     epochs = counted(result.epochs, "epoch")
     # Features of images without labels lead no further: there is nothing to classify them by.
     command = "report" if pictures.command == "extract" and getattr(data.data, "classes", None) is None else pictures.command

@@ -15,7 +15,7 @@ from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.train_flags import dataset
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import counted
-from nbcnn.files.suggest import called
+from nbcnn.files.suggest import called, examples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ EXAMPLES = (
 
 def parser() -> Parser:
     """The parser of this command."""
-    made = Parser(called("evaluate"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN DATA")
+    made = Parser(called("evaluate"), SUMMARY, examples(EXAMPLES), "RUN DATA")
     made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder, checkpoint, or file of a saved model")
     made.add_argument("data", metavar="DATA", type=dataset, help="data set, as --dataset of nbcnn train: digits, folder:PATH, npz:PATH, …")
     group = made.add_argument_group("data")

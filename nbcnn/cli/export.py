@@ -9,7 +9,7 @@ from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, one_of
 from nbcnn.cli.saying import to_stdout
-from nbcnn.files.suggest import called
+from nbcnn.files.suggest import called, examples
 
 SUMMARY = "Write a trained network as an ONNX file (opset 21): the loss and training-only layers are left out, and weights keep their names."
 EXAMPLES = (
@@ -21,7 +21,7 @@ EXAMPLES = (
 
 def parser() -> Parser:
     """The parser of this command."""
-    made = Parser(called("export"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN FILE.onnx")
+    made = Parser(called("export"), SUMMARY, examples(EXAMPLES), "RUN FILE.onnx")
     made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder, checkpoint, or file of a saved model")
     made.add_argument("file", metavar="FILE.onnx", type=paths.WRITES, help="file to write")
     group = made.add_argument_group("model")

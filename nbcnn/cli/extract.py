@@ -22,7 +22,7 @@ from nbcnn.cli.together import together
 from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import counted
-from nbcnn.files.suggest import called
+from nbcnn.files.suggest import called, examples, for_shell
 
 if TYPE_CHECKING:
     from nbcnn.classify.features import Origin
@@ -46,7 +46,7 @@ LINE_SECONDS = 10.0
 def parser() -> Parser:
     """The parser; a flag that is not given parses as None."""
     summary = "Write the encoder's features of the run's training and test images, or of other images."
-    made = Parser(called("extract"), summary, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN")
+    made = Parser(called("extract"), summary, examples(EXAMPLES), "RUN")
     made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder")
     group = made.add_argument_group("data")
     flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: the lowest test loss", OWN_CHECKPOINT)
@@ -319,7 +319,7 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
         raise UsageError("--images is for one process: files are read one after the other")
     out = Path(flags.out or "features/images")
     if not flags.out and (out / "images.txt").exists():
-        raise UsageError(f"{out} holds the features of other images: --out {out} replaces them, --out features/NAME keeps them")
+        raise UsageError(f"{out} holds the features of other images: --out {for_shell(out)} replaces them, --out features/NAME keeps them")
     paths = pictures.files_in(flags.images.split(","))[: flags.limit]
     layer = saved_net.cut(config["flags"]["model"], flags.at)
     net = saved_net.encoder(saved, layer, flags.mode or "auto", flags.precision, noted_precision(saved, config))
@@ -381,14 +381,14 @@ def write_split(net: Any, writer: Any, images: Any, batch: int, quiet: bool | No
 
 def summary(found: dict[str, Any], baselines: bool = False) -> str:
     """What was written, how fast, and what can be done with it: with the controls where `classify` has them. Seconds exclude compiling."""
-    controls = " --baselines" if baselines else ""
+    command = called("classify", found["features"], *(["--baselines"] if baselines else []))
     images, computing, total = found["images"], found["compute_seconds"], found["total_seconds"]
     return "\n".join(
         (
             f"{found['dataset']}, {found['mode']}: {counted(images, 'image')} × {counted(found['width'], 'feature')} in {found['features']}"
             + (", and as many of the mirrored images" if found["mirrored"] else ""),
             f"{computing:.2f} s without writing to disk ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
-            f"next: {called('classify', found['features'])}{controls}" if found["labels"] else f"{found['dataset']} has no labels to classify by",
+            f"next: {command}" if found["labels"] else f"{found['dataset']} has no labels to classify by",
         )
     )
 

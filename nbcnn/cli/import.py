@@ -11,7 +11,7 @@ from nbcnn.cli.flags import Parser, flag
 from nbcnn.cli.saying import to_stdout
 from nbcnn.files import numerals
 from nbcnn.files.quote import quoted
-from nbcnn.files.suggest import called
+from nbcnn.files.suggest import called, examples
 
 SUMMARY = "Convert an ONNX file to a saved model; all nodes that are not supported are named at once."
 EXAMPLES = (
@@ -32,7 +32,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 def parser() -> Parser:
     """The parser of this command."""
-    made = Parser(called("import"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "FILE.onnx FILE.safetensors")
+    made = Parser(called("import"), SUMMARY, examples(EXAMPLES), "FILE.onnx FILE.safetensors")
     made.add_argument("source", metavar="FILE.onnx", type=paths.READS, help="ONNX file to read, of opset 7 to 28")
     made.add_argument("file", metavar="FILE.safetensors", type=paths.WRITES, help="file of the model to write")
     group = made.add_argument_group("model")

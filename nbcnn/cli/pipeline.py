@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import brief
-from nbcnn.files.suggest import called
+from nbcnn.files.suggest import called, examples
 
 if TYPE_CHECKING:
     from nbcnn.classify.kept import Opened
@@ -57,7 +56,7 @@ SHARED_WORK = (
 
 def parser() -> Parser:
     """The parser of this command's own flags; all others are those of train."""
-    made = Parser(called("pipeline"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "[flags of train]")
+    made = Parser(called("pipeline"), SUMMARY, examples(EXAMPLES), "[flags of train]")
     group = made.add_argument_group("features")
     flag(group, "--at", str, "layer whose output the features are (conv1, pool2, …)", "the code of a ready-made model", metavar="LAYER")
     flag(group, "--mirror", bool, "also use the features of the mirrored images: the kernel is then averaged over both", "off")
@@ -394,9 +393,9 @@ def _tell(job: Job, report: dict[str, Any]) -> None:
     lines.append(f"features  {features['images']:,} images × {features['width']:,}{mirrored}{where} ({seconds['features']:.1f} s)")
     lines += ["", report["text"], "", f"{job.out / INDEX}: all results; {seconds['total']:.1f} s in all"]
     if not report["kept"] and not job.own.portable:
-        extracted = called("extract", shlex.join([str(job.run), "--out", str(job.features), *job.named("at", "mirror")]))
+        extracted = called("extract", job.run, "--out", job.features, *job.named("at", "mirror"))
         lines.append(f"the classifier reads its support vectors from the features; to write those: {extracted}")
-    lines.append(f"next: {called('report', shlex.join([str(job.run), '--features', str(job.features)]))}")
+    lines.append(f"next: {called('report', job.run, '--features', job.features)}")
     to_stdout("\n".join(lines))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +64,7 @@ class Job:
 
     def command(self) -> str:
         """What continues this pipeline, for people."""
-        return called("pipeline", f"--resume {shlex.quote(str(self.out))}")
+        return called("pipeline", "--resume", self.out)
 
     def claim(self) -> None:
         """Make this process the folder's only writer until `held` ends; what killed pipelines have left is removed. Raises `lock.Held`."""

@@ -17,7 +17,7 @@ from nbcnn.cli.finite import files_of, finite
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, check_device, count, flag, inference_flags, one_of
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.quote import counted
-from nbcnn.files.suggest import called
+from nbcnn.files.suggest import called, examples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ SHOWN = 32
 
 def parser() -> Parser:
     """The parser of this command."""
-    made = Parser(called("predict"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN IMAGES…")
+    made = Parser(called("predict"), SUMMARY, examples(EXAMPLES), "RUN IMAGES…")
     made.add_argument("run", metavar="RUN", type=paths.READS_TEXT, help="run folder, checkpoint, or file of a saved model")
     made.add_argument("images", metavar="IMAGES", nargs="+", type=paths.IMAGE_FILES, help="image files, or folders of them")
     group = made.add_argument_group("model")
@@ -72,7 +72,7 @@ def parser() -> Parser:
         metavar="FILE",
     )
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
-    flag(group, "--quiet", bool, "no progress on stderr", "off")
+    flag(group, "--quiet", bool, "no progress on stderr, and beside --csv no table", "off")
     return made
 
 
@@ -235,7 +235,7 @@ def _told(
         _write_csv(flags.csv, rows)
     if flags.json:
         to_stdout(json.dumps({"run": str(flags.run), "images": rows, "problems": problems}))
-    else:
+    elif not (flags.quiet and flags.csv):
         for row in rows:
             to_stdout(_line(row))
     for problem in problems:

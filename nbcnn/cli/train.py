@@ -159,8 +159,9 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     if start.checkpoint:
         warnings = trainer.resume(start.checkpoint, new_epochs="epochs" in flags.given)
         if trainer.epochs_done >= flags.epochs:
+            more = called("train", "--resume", trainer.run.path, "--epochs", flags.epochs + 1)
             trained = "its 1 epoch is" if flags.epochs == 1 else f"all {flags.epochs} epochs are"
-            say(f"{trainer.run.path} is complete: {trained} trained. More: {called('train')} --resume {trainer.run.path} --epochs {flags.epochs + 1}")
+            say(f"{trainer.run.path} is complete: {trained} trained. More: {more}")
         for line in [*warnings, *train_run.other_compilers(start, net.device_name), *train_run.other_threads(start, net.mode)]:
             say(f"nbcnn: warning: {line}", always=team.leads)
     elif team.leads:

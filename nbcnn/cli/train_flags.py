@@ -23,7 +23,7 @@ from nbcnn.cli.recipes import (
 from nbcnn.files import user_code
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import brief, quoted
-from nbcnn.files.suggest import called
+from nbcnn.files.suggest import called, for_shell
 from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
 
 EXAMPLES = (
@@ -418,10 +418,10 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolv
     for name, value in chosen.items():
         value = None if (name, value) == ("limit", ALL) else value
         if name not in FREE_ON_RESUME and value not in (values[name], saved.get(name)):
-            words = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+            words = [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
             raise UsageError(
-                f"{words} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run from its weights:\n"
-                f"  {called('train')} --weights {run} {words} …"
+                f"{for_shell(*words)} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run from its weights:\n"
+                f"  {called('train', '--weights', run, *words)} …"
             )
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
     return SimpleNamespace(**values, given=sorted(chosen))

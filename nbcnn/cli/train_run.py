@@ -22,6 +22,7 @@ from nbcnn.datasets.arrays import seen
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
+from nbcnn.files.suggest import for_shell
 from nbcnn.nn import description
 from nbcnn.nn.optim import (
     FROZEN,
@@ -94,7 +95,7 @@ def start(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
 
 
 def _taken(folder: RunFolder) -> UsageError:
-    return UsageError(f"--out {folder.path} is there already; choose a new folder, or continue that run with --resume {folder.path}")
+    return UsageError(f"--out {folder.path} is there already; choose a new folder, or continue that run with --resume {for_shell(folder.path)}")
 
 
 def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 DOORS = {"train": "python train.py", "extract": "python extract_features.py"}
@@ -16,10 +17,24 @@ def call_as(program: str) -> None:
     _program[:] = [program]
 
 
-def called(command: str, rest: object = "") -> str:
-    """How `command` is called, the way this program was called itself, with the words of `rest` behind it."""
+def called(command: str, *words: object) -> str:
+    """The line for a shell that calls `command` with `words`, each quoted where it must be, the way this program was called itself.
+
+    >>> called("report", "my runs/first")
+    "python -m nbcnn report 'my runs/first'"
+    """
     program = f"{_program[0]} {command}" if _program else DOORS.get(command, f"python -m nbcnn {command}")
-    return f"{program} {rest}" if rest else program
+    return f"{program} {for_shell(*words)}" if words else program
+
+
+def for_shell(*words: object) -> str:
+    """The words as a shell reads them."""
+    return shlex.join(map(str, words))
+
+
+def examples(lines: Sequence[str]) -> list[str]:
+    """Lines of help, each of a command's name and what follows it, as this program was called itself."""
+    return [f"{called(command)} {rest}" for command, _, rest in (line.partition(" ") for line in lines)]
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

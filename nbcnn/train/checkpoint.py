@@ -21,17 +21,18 @@ import numpy as np
 
 from nbcnn.files import atomic, regular
 from nbcnn.files.quote import brief, quoted
+from nbcnn.files.suggest import for_shell
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import decode
 
 ADVICE = "give a .safetensors file, or the folder of a run"
 """What to do where there is no checkpoint."""
 _OF_PYTORCH = (
-    "a file of PyTorch, which is never unpickled here. In PyTorch, safetensors.torch.save_file(module.state_dict(), '{stem}.safetensors') writes "
+    "a file of PyTorch, which is never unpickled here. In PyTorch, safetensors.torch.save_file(module.state_dict(), {to!r}) writes "
     "weights that Model.load_weights takes"
 )
 FOREIGN = {
-    ".onnx": "an ONNX file: python -m nbcnn import {path} {stem}.safetensors makes a model of it, in Python nbcnn.onnx.from_onnx('{path}')",
+    ".onnx": "an ONNX file: python -m nbcnn import {words} makes a model of it, in Python nbcnn.onnx.from_onnx({path!r})",
     ".pt": _OF_PYTORCH,
     ".pth": _OF_PYTORCH,
 }
@@ -147,7 +148,8 @@ def read(path: Path) -> Saved:
     left over or changed, or a floating-point tensor holds NaN or Inf.
     """
     if path.suffix.lower() in FOREIGN and path.is_file():
-        raise CheckpointError(f"{path} is {FOREIGN[path.suffix.lower()].format(path=path, stem=path.stem)}")
+        to = f"{path.stem}.safetensors"
+        raise CheckpointError(f"{path} is {FOREIGN[path.suffix.lower()].format(path=str(path), to=to, words=for_shell(path, to))}")
     try:
         return _read(path)
     except _Missing:

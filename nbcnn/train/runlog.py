@@ -19,6 +19,7 @@ from typing import Any
 
 from nbcnn.files import atomic, document, lock, regular
 from nbcnn.files.quote import brief, quoted
+from nbcnn.files.suggest import for_shell
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, Metadata, Tensors
 
@@ -34,7 +35,7 @@ _FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}, "comma
 _OTHERS = {
     "features.json": "it holds features, which python -m nbcnn classify {} reads; name the run that they were extracted from",
     "classify.json": "it holds a classifier, which python -m nbcnn predict RUN IMAGES --classifier {}/classifier.safetensors applies",
-    "pipeline.json": "it holds a pipeline, which nbcnn pipeline --resume {} continues; name the run in it",
+    "pipeline.json": "it holds a pipeline, which python -m nbcnn pipeline --resume {} continues; name the run in it",
 }
 """What other folders of nbcnn are, by the files that describe them."""
 
@@ -65,7 +66,7 @@ class RunFolder:
 
     def other(self) -> str:
         """What the folder is, where it is one of nbcnn's and no run's; empty elsewhere."""
-        return next((words.format(self.path) for mark, words in _OTHERS.items() if (self.path / mark).is_file()), "")
+        return next((words.format(for_shell(self.path)) for mark, words in _OTHERS.items() if (self.path / mark).is_file()), "")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -216,7 +217,7 @@ class RunFolder:
         if len(whole) != epochs or rows_digest(whole) != digest:
             raise RunError(
                 f"{self._jsonl} is not the one that the checkpoint counts on: a line of its first {epochs} epochs was lost or changed; "
-                f"put the file back, or start a new run from the weights with --weights {self.path}"
+                f"put the file back, or start a new run from the weights with --weights {for_shell(self.path)}"
             )
         return whole, f"{self._jsonl} had lost what epoch {epochs} wrote; the checkpoint knows it, and the line is written again"
 

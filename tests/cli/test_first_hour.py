@@ -226,6 +226,45 @@ def test_every_flag_reads_a_file_without_a_name_by_one_rule(word, two_runs, monk
     assert "'alternate', got 'alternat'" in message(capsys, 2, exits(train, ["--augment", "flip:alternat"]))
 
 
+def test_lines_to_type_next_are_quoted_for_a_shell(two_runs, monkeypatch, capsys):
+    monkeypatch.chdir(two_runs[0])
+    new = ["--model", "small-autoencoder", "--dataset", "digits", "--limit", "8", "--epochs", "1", "--mode", "cpu", "--out"]
+    assert train([*new, "my run"]) == 0
+    said = [capsys.readouterr().out]
+    for command, *words in (
+        (train, "--resume", "my run"),
+        (train, "--resume", "my run", "--lr", "0.5"),
+        (train, *new, "my run"),
+        (extract.main, "my run", "--out", "my features"),
+        (report.main, "my features"),
+    ):
+        exits(command, words)
+        said.append("".join(capsys.readouterr()))
+    for text, line in zip(
+        said,
+        (
+            "next: python extract_features.py 'my run'",
+            "More: python train.py --resume 'my run' --epochs 2",
+            "python train.py --weights 'my run' --lr 0.5 …",
+            "continue that run with --resume 'my run'",
+            "next: python -m nbcnn classify 'my features'",
+            "python -m nbcnn classify 'my features' reads",
+        ),
+        strict=True,
+    ):
+        assert line in text
+
+
+def test_a_table_that_is_written_is_not_printed_too_if_it_is_to_be_quiet(two_runs, monkeypatch, capsys):
+    monkeypatch.chdir(two_runs[0])
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save("black.png")
+    written = "--csv found.csv"
+    for words, printed in (("--quiet", True), (written, True), (f"{written} --quiet", False), (f"{written} --quiet --json", True)):
+        assert predict.main(["one", "black.png", *words.split()]) == 0
+        assert bool(capsys.readouterr().out) is printed, words
+    assert (two_runs[0] / "found.csv").read_text().startswith("image,class_1,")
+
+
 def test_a_run_that_is_complete_says_so_and_how_to_go_on(two_runs, monkeypatch, capsys):
     monkeypatch.chdir(two_runs[0])
     assert train(["--resume", "two"]) == 0
