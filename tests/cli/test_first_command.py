@@ -15,7 +15,7 @@ import pytest
 from scripts import ROOT
 
 from nbcnn.cli import extract, recipes, train
-from nbcnn.datasets import cifar10
+from nbcnn.datasets import cifar10, mnist
 
 CONTROLS = ("raw pixels", "random encoder")
 
@@ -79,18 +79,37 @@ def cifar10_files(folder, count):
         (folder / name).write_bytes(table.tobytes())
 
 
-@pytest.mark.parametrize("held", ["nothing", "cifar10"])
-def test_what_the_small_run_of_a_cpu_says_is_what_it_trains_on_resumes_and_extracts(held, tmp_path, monkeypatch, capsys):
+def mnist_files(folder, count):
+    """The four files of MNIST with `count` images each, of one grey each."""
+    folder.mkdir(parents=True)
+    for images, labels in zip(mnist.FILES[::2], mnist.FILES[1::2], strict=True):
+        for name, array in ((images, np.arange(count * 784).reshape(count, 28, 28) // 784), (labels, np.arange(count) % 10)):
+            head = bytes((0, 0, 8, array.ndim)) + b"".join(length.to_bytes(4, "big") for length in array.shape)
+            (folder / name).write_bytes(head + array.astype(np.uint8).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("held", "words", "name"),
+    [
+        ("nothing", "", "digits"),
+        ("cifar10", "", "cifar10"),
+        ("mnist", "", "digits"),
+        ("mnist", "--dataset mnist", "mnist"),
+        ("fashion-mnist", "--dataset fashion-mnist", "fashion-mnist"),
+    ],
+)
+def test_what_the_small_run_of_a_cpu_says_is_what_it_trains_on_resumes_and_extracts(held, words, name, tmp_path, monkeypatch, capsys):
     """Whatever lies in data/: the images are read in a thread beside the imports, which must know the small run's limit."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NBCNN_OFFLINE", "1")
     monkeypatch.setitem(recipes.ON_CPU, "limit", 96)
     if held == "cifar10":
         cifar10_files(tmp_path / "data", 120)
-    assert train.main(["--epochs", "1", "--mode", "cpu", "--out", "run"]) == 0
+    elif held != "nothing":
+        mnist_files(tmp_path / "data" / held, 120)
+    assert train.main([*words.split(), "--epochs", "1", "--mode", "cpu", "--out", "run"]) == 0
     said = capsys.readouterr().err
-    name = "digits" if held == "nothing" else "cifar10"
-    assert "small-autoencoder, 1 epoch of 96 images" in said
+    assert "small-autoencoder, 1 epoch of up to 96 images" in said
     assert f"{name}: 96 training and 96 test images" in said
     assert "6 training steps per epoch" in said
     config = json.loads((tmp_path / "run" / "config.json").read_text())

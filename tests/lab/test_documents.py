@@ -62,6 +62,12 @@ def test_every_link_of_a_document_leads_somewhere(document):
         assert not anchor or anchor in anchors(target), f"{document.relative_to(ROOT)}: {link}"
 
 
+def test_no_page_installs_the_package_from_an_index():
+    """It is in none: pages install a checkout, or add an extra to what a checkout installed."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
+    assert not [str(path) for path in pages if re.search(r"pip install nbcnn\b(?!-)", path.read_text(encoding="utf-8"))]
+
+
 def test_the_site_names_every_page():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     named = set(re.findall(r": (\S+\.md)$", nav, re.M))
