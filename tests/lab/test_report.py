@@ -303,6 +303,16 @@ def test_a_classification_of_another_run_is_not_shown(full):
         opened(run, results, features)
 
 
+def test_commands_for_what_is_missing_are_quoted_for_a_shell(copied):
+    run = copied.rename(copied.parent / "my run")
+    (run / "metrics.jsonl").write_text("")
+    (run / "reconstructions.png").unlink()
+    _, missing = report(opened(run))
+    commands = {each.what: each.command for each in missing}
+    assert commands["loss curves"] == commands["reconstructions"] == f"python train.py --resume '{run}'"
+    assert commands["confusion matrix"].startswith(f"python extract_features.py '{run}' --out features/")
+
+
 def test_the_matrix_names_its_machine_and_the_data_without_a_path(full):
     run, results, features = full
     path = features / "classify" / "classify.json"

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nbcnn.files.suggest import called
 from nbcnn.lab.report import page
 from nbcnn.lab.report.bench import Parts
 from nbcnn.lab.report.source import Missing, Source
@@ -87,7 +88,7 @@ def learned(source: Source) -> Parts:
             if name in drawn and path.is_file():
                 yield page.figure(page.png(path, caption), caption)
             elif name in drawn:
-                yield Missing(f"the picture {path.name}", f"python -m nbcnn classify {path.parent.parent} --pictures", "it is not where it was drawn")
+                yield Missing(f"the picture {path.name}", called("classify", path.parent.parent, "--pictures"), "it is not where it was drawn")
         return
     found = False
     for name, rows, where in source.sections(SECTION):

@@ -13,6 +13,7 @@ from nbcnn.classify.features import place_of
 from nbcnn.datasets import own
 from nbcnn.files import document, regular
 from nbcnn.files.quote import brief, quoted
+from nbcnn.files.suggest import called
 from nbcnn.lab.measure import results
 from nbcnn.train.runlog import RunError, RunFolder
 
@@ -178,7 +179,7 @@ def classification(run: RunFolder, config: dict[str, Any], features: Path | None
         document.fits(found, _CLASSIFIED, str(path))
     except (OSError, document.DocumentError) as error:
         if features:
-            raise RunError(f"{path} cannot be read ({brief(error)}); python -m nbcnn classify {features} writes it") from None
+            raise RunError(f"{path} cannot be read ({brief(error)}); {called('classify', features)} writes it") from None
         return None
     hashes = {hashlib.sha256(regular.read(saved)).hexdigest() for saved in (run.best, run.last) if saved.is_file()}
     if found.get("checkpoint_sha256") in hashes:

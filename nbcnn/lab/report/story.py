@@ -12,6 +12,7 @@ from typing import Any
 
 from nbcnn.classify import MACHINES
 from nbcnn.datasets import own
+from nbcnn.files.suggest import called
 from nbcnn.lab.report import page, sections, svg
 from nbcnn.lab.report.source import Missing, Source
 from nbcnn.lab.report.tables import joined
@@ -155,7 +156,7 @@ def curves(source: Source) -> Parts:
     """Loss by epoch; of results, that of the recorded runs."""
     if source.run:
         if not source.metrics:
-            yield Missing("loss curves", f"python train.py --resume {source.run.path}", "no epoch is finished")
+            yield Missing("loss curves", called("train", "--resume", source.run.path), "no epoch is finished")
             return
         epochs = [(row["epoch"], row) for row in source.metrics]
         drawn = [
@@ -236,7 +237,7 @@ def results(source: Source) -> Parts:
         elif source.finished:
             yield Missing(what, "", f"the run is finished, but {path.name} is not in its folder")
         else:
-            yield Missing(what, f"python train.py --resume {run.path}", "the run is not finished")
+            yield Missing(what, called("train", "--resume", run.path), "the run is not finished")
 
 
 def memory(source: Source) -> Parts:
@@ -249,7 +250,7 @@ def memory(source: Source) -> Parts:
         if used:
             yield page.table(("used", "MiB"), [(name, _mib(nbytes)) for name, nbytes in used.items()])
         else:
-            yield Missing("memory used by the run", f"python train.py --resume {source.run.path}", "it is written at the run's end")
+            yield Missing("memory used by the run", called("train", "--resume", source.run.path), "it is written at the run's end")
         return
     rungs = [(name, row) for name, rows, _ in (*source.sections("ladder"), *source.sections("step")) for row in rows if "planned_bytes" in row]
     if not rungs:
@@ -281,7 +282,7 @@ def confusion(source: Source) -> Parts:
                 return  # The network is trained for something else; a classifier's own matrix stands above.
             data, run = source.config["data"]["name"], source.run.path
             folder = f"features/{own.short(data)}"
-            how = f"python extract_features.py {run} --out {folder} && python -m nbcnn classify {folder}"
+            how = f"{called('extract', run, '--out', folder)} && {called('classify', folder)}"
             unlabelled = data == "photos" or (own.is_own(data) and "classes" not in source.config)
             yield Missing("confusion matrix", "" if unlabelled else how, f"{data} has no labels" if unlabelled else "")
             return
