@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,3 +21,9 @@ def test_each_process_begins_with_its_part_of_the_longest_tests(others, workers)
         mine = longest[worker::workers]
         assert run[: len(mine)] == mine
         assert not set(run[len(mine) :]) & set(longest)
+
+
+def test_no_two_files_of_tests_have_the_same_name():
+    """pytest imports them by their names, and stops at the second one before it has run any."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
