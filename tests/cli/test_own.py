@@ -255,7 +255,7 @@ def test_a_wrong_setting_is_named(tmp_path, text, says, capsys):
 
 
 def test_a_classifier_names_the_classes_of_files(own, images, tmp_path, capsys):
-    words = [own / "run", images, "--mode", "cpu", "--quiet", "--top", "2", "--csv", tmp_path / "f.csv", "--picture", tmp_path / "f.png"]
+    words = [own / "run", images, "--mode", "cpu", "--top", "2", "--csv", tmp_path / "f.csv", "--picture", tmp_path / "f.png"]
     assert exits(predict.main, words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [str(images / f"{name}.png") for name in "abcde"]
