@@ -54,7 +54,7 @@ def test_every_path_is_verified_and_timed(device, quick):
 def test_a_wrong_kernel_has_no_time(device, quick, monkeypatch):
     right = DWCONV["naive"][named("dwconv1d_fprop")]
     monkeypatch.setitem(
-        DWCONV["naive"], "dwconv1d_fprop", replace(right, bind=lambda call: right.bind(replace(call, ins=(call.ins[0], call.ins[0]))))
+        DWCONV["naive"], named("dwconv1d_fprop"), replace(right, bind=lambda call: right.bind(replace(call, ins=(call.ins[0], call.ins[0]))))
     )
     with pytest.raises(NotTimed, match="naive fprop"):
         dwconv_times.ready([("naive", "fprop")], SHAPE, "causal", dwconv_times.Operands(SHAPE, device), device)
