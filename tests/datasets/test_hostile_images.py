@@ -161,12 +161,12 @@ def test_eight_images_of_the_largest_size_take_less_than_a_gigabyte(tmp_path, mo
         else:
             (tmp_path / f"{at}.png").write_bytes((tmp_path / "0.png").read_bytes())
     code = f"""
-import resource
 from nbcnn import datasets
 from nbcnn.datasets import folder
+from nbcnn.gpu import memory
 folder._THREADS = 16
 assert len(datasets.load('folder:{tmp_path}?size=8', progress=False).train_images) == 7
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+print(memory.peak())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
