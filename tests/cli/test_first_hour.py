@@ -302,6 +302,7 @@ def test_a_classifier_whose_features_are_gone_is_told_the_command(two_runs, monk
     for run in ("one", "two"):
         assert extract.main([run, "--at", "linear1", "--out", "mine"]) == 0
         assert run == "two" or classify.main(["mine", "--quiet"]) == 0
+    Image.new("L", (8, 8), 9).save("grey.png")
     words = ["one", "grey.png", "--classifier", "mine/classify/classifier.safetensors"]
     said = message(capsys, 3, exits(predict.main, words))
     assert "classify the features again (python -m nbcnn classify FEATURES), with --portable if the file is to work without them" in said
