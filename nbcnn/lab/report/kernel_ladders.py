@@ -37,11 +37,7 @@ def of_step(ladder: Ladder, name: str) -> str:
     at = next(at for at, row in enumerate(rows) if row["variant"] == name)
     row, before = rows[at], rows[at - 1] if at else None
     rate = _rate(row)
-    times = (
-        ""
-        if before is None
-        else f", {row['over_before']:,.{0 if row['over_before'] >= 100 else 2}f} times as fast as {_name(before)} ({_rate(before)})"
-    )
+    times = "" if before is None else f", {sections.gain(row['over_before'])} times as fast as {_name(before)} ({_rate(before)})"
     return f"Measured: **{rate}**, {row['ms']['median'] * 1e3:,.0f} µs{times}.\n"
 
 

@@ -45,6 +45,11 @@ def _times(ratio: float | None, form: str = ".1f") -> str:
     return "" if ratio is None else f"{ratio:{form}}×"
 
 
+def gain(ratio: float) -> str:
+    """How many times as fast, in digits: whole from a hundred on, where hundredths say nothing."""
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2f}"
+
+
 # -- training steps
 
 
@@ -100,7 +105,7 @@ def kernel_ladder(rows: Sequence[Row]) -> Table:
         (
             *(row["variant"], row["idea"], _micro(row["ms"]), _tflops(row["tflops"])),
             *("" if row["tflops"] else shown(row, "gb_per_second", ",.0f"), shown(row, "percent_of_peak", ".0f")),
-            _times(over := row.get("over_before"), ",.0f" if over and over >= 100 else ".2f"),
+            f"{gain(row['over_before'])}×" if row.get("over_before") else "",
             *(
                 shown(row, "asked_bytes", ".2f", 1e9),
                 shown(row, "registers", "d"),
