@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.finite import finite
-from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, check_device, count, flag, inference_flags, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of, take_device
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.train_flags import dataset
 from nbcnn.files.errors import UsageError
@@ -57,13 +57,10 @@ def _evaluate(flags: SimpleNamespace) -> int:
 
     from nbcnn import datasets
     from nbcnn.datasets import own
-    from nbcnn.gpu.select import use_device
     from nbcnn.model import files
     from nbcnn.train import pixels
 
-    if flags.device:
-        use_device(flags.device)
-    check_device(flags.device, flags.mode)
+    take_device(flags.device, flags.mode)
     with files.load(flags.run, mode=flags.mode or "auto", precision=flags.precision, checkpoint=flags.checkpoint) as model:
         net, shape = model.net, model.net.input_shape
         name = flags.data

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
 from nbcnn.cli.finite import files_of, finite
-from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, check_device, count, flag, inference_flags, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of, take_device
 from nbcnn.cli.part import Part
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
@@ -174,13 +174,10 @@ def say_of(flags: SimpleNamespace) -> Callable[[str], None]:
 def opened(flags: SimpleNamespace, team: Team) -> tuple[RunFolder, dict[str, Any], Saved]:
     """The run that the flags name, its config.json and its checkpoint. The GPU is being opened meanwhile."""
     from nbcnn.gpu import driver
-    from nbcnn.gpu.select import use_device
 
-    if flags.device:
-        if team.size > 1:
-            raise UsageError("--device is for one process: of several ranks each takes the GPU of its number")
-        use_device(flags.device)
-    check_device(flags.device, flags.mode)
+    if flags.device and team.size > 1:
+        raise UsageError("--device is for one process: of several ranks each takes the GPU of its number")
+    take_device(flags.device, flags.mode)
     if flags.mode != "cpu" and flags.device != "cpu":
         driver.open_ahead()  # beside the imports below
     from nbcnn.train import checkpoint

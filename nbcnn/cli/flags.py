@@ -93,6 +93,15 @@ def check_device(name: str | None, mode: str | None) -> None:
         raise UsageError(f"--device {name} asks for a GPU, and --mode cpu uses none: leave out one of the two")
 
 
+def take_device(name: str | None, mode: str | None) -> None:
+    """Have this process use the device of --device, if there is one (`nbcnn.gpu.select.use_device`). Raises UsageError as that and `check_device`."""
+    from nbcnn.gpu.select import use_device
+
+    if name:
+        use_device(name)
+    check_device(name, mode)
+
+
 OWN_CHECKPOINT = "last; best of a run with --patience"
 """Whose weights a command takes of a run folder, for the help (`nbcnn.train.runlog.RunFolder.checkpoint`)."""
 

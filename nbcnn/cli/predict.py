@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nbcnn.cli import paths
 from nbcnn.cli.errors import DATA, OK, guarded
 from nbcnn.cli.finite import files_of, finite
-from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, check_device, count, flag, inference_flags, one_of
+from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of, take_device
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.quote import counted
 from nbcnn.files.suggest import called, examples
@@ -86,13 +86,10 @@ def _predict(flags: SimpleNamespace) -> int:
     from nbcnn.datasets.arrays import Form
     from nbcnn.files import extras
     from nbcnn.files.errors import UsageError
-    from nbcnn.gpu.select import use_device
     from nbcnn.model import files, pictures
     from nbcnn.run.colours import in_colours
 
-    if flags.device:
-        use_device(flags.device)
-    check_device(flags.device, flags.mode)
+    take_device(flags.device, flags.mode)
     if flags.picture:
         extras.need("matplotlib", "--picture needs")
     paths = pictures.files_in(flags.images)
