@@ -46,12 +46,12 @@ CODE = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
 from nbcnn.__main__ import main
+from nbcnn.gpu import memory
 try:
     code = main(sys.argv[1:])
 except SystemExit as left:
     code = left.code
-own = int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])  # ru_maxrss has that of who started this process in it
-most = max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) << 10
+most = max(memory.peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
 print(f"\\npeak {{most}} code {{code}}")
 """
 _kept = tempfile.TemporaryDirectory(prefix="campaign-memory-good-")
