@@ -37,7 +37,7 @@ from nbcnn.ops.conv import fused
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.losses import pairs
 from nbcnn.ops.update.rule import MOST_NUMBERS, MOST_STATES, Rule
-from nbcnn.plan.op import Map, Op
+from nbcnn.plan.op import MAPS, Map, Op
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BUILTINS = {"abs", "min", "max", "int", "float", "bool", "range"}
@@ -105,6 +105,7 @@ def activation(
     more = {"composition": staticmethod(composition)} if composition is not None else {}
     kind = _class(name, Elementwise, numbers, {"kind": name, "reads": reads, "__doc__": doc, **more})
     table.ACTIVATIONS[name] = made
+    MAPS.add(name)
     modes.REFERENCES.update(fused.activated(made))
     references = {Op(name, "fprop"): host(fprop), Op(name, "dgrad"): host(dgrad)}
     for row in modes.MODES.values():
@@ -289,6 +290,7 @@ def forget(*names: str) -> None:
         kind = _declared.pop(name)
         for entries in (table.ACTIVATIONS, pairs.LOSSES, joins.LOSSES, augment.DECLARED):
             entries.pop(name, None)
+        MAPS.discard(name)
         for ops in (modes.REFERENCES, *(ops for row in modes.MODES.values() for _, ops in row.fallbacks)):
             for op in (Op(name), Op(name, "fprop"), Op(name, "dgrad"), *fused.activated_ops(name)):
                 ops.pop(op, None)

@@ -3,6 +3,7 @@
 Layers record plain steps, and the rules look at steps alone, so they hold for lists and graphs, in training and in inference. A rule is taken where
 the row has its op:
 
+    glu_fprop, last_fprop               last_fprop, glu_fprop of one hour, and so backward; likewise pwconv1d, a sum, and any map
     upsample_fprop, conv_fprop          upconv_fprop, _wgrad and _dgrad: the doubled image is never stored
     upconv_fprop, mse_fprop             upconv_mse_fprop, with the loss's gradient: the output is not stored either
     conv_, relu_, maxpool_fprop         conv_relu_pool_fprop; backward the ReLU's mask behind the pooling, then unpool, or conv_pool_wgrad
@@ -42,7 +43,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.op import Add, Bias, Keep, Loss, Map, Mask, Moments, Norm, Op, Pool, Sums, Unpool, undone
+from nbcnn.plan.op import MAPS, Add, Bias, Keep, Loss, Map, Mask, Moments, Norm, Op, Pool, Sums, Unpool, undone
 from nbcnn.plan.shapes import numel
 
 ADDS_GRADIENTS = {Op("batchnorm", "grads", before=(Mask("relu"), Keep())): 6}
@@ -57,6 +58,8 @@ FEW_TAPS = 31
 """C·R·S up to which a pooled convolution's weight gradient reads the pooled gradient; beyond, unpooling it once serves both gradients."""
 MOST_TAPS = 96
 """Taps up to which a depthwise convolution of series has one op for both gradients (`nbcnn.ops.series.dwconv1d.best_backward`)."""
+HOURLY = (Op("add"), Op("glu", "fprop"), Op("pwconv1d", "fprop"))
+"""Steps of series, besides maps, that make of each hour the same hour."""
 MASK = Op("relu", "dgrad")
 PRODUCTS = (Op("conv", "dgrad"), Op("upconv", "dgrad"))
 
@@ -82,12 +85,13 @@ class Steps:
     def put(self, place: Step, made: Sequence[Step], *gone: Step) -> Sequence[Step]:
         """Let `made` take the place of `place`, and those of `gone` go; return `made`."""
         at = self.index[place]
+        where = self.slots[at].index(place)
+        self.slots[at][where:where] = made
         for step in (place, *gone):
             self.slots[self.index.pop(step)].remove(step)
             for bufs, known in ((step.ins, self.readers), (step.outs, self.writers)):
                 for buf in bufs:
                     known[buf.root].remove(step)
-        self.slots[at] += made
         for step in made:
             self.index[step] = at
             self._count(step)
@@ -128,6 +132,43 @@ def merge(steps: Sequence[Step], ops: Container[Op] = ()) -> list[Step]:
             if step in made.index:
                 waiting.extendleft(reversed(rule(made, step, ops)))
     return list(made)
+
+
+def _last_first(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """The last hour of what is made hour by hour, made of the last hour of what that reads; so are its gradients, which are zero at other hours."""
+    back = Op("last", "dgrad")
+    made = steps.maker(step.ins[0]) if step.op == Op("last", "fprop") and back in ops else None
+    hourly = made is not None and (made.op in HOURLY or (made.op == Op(made.op.kind, "fprop") and made.op.kind in MAPS))
+    if made is None or not hourly or made.outs[0].shape != step.ins[0].shape:
+        return ()
+    gradients = [each for each in steps if each.scope == made.scope and each.op in (Op(made.op.kind, "dgrad"), Op(made.op.kind, "wgrad"))]
+    scattered = {scatter for each in gradients for scatter in [steps.maker(each.ins[each.op.direction == "wgrad"], back)]}
+    if {*steps.reading(step.ins[0])} - {*gradients} != {step} or None in scattered or len(scattered) > 1:
+        return ()
+    # The two gradients of a sum are that of its result.
+    series, z = made.ins if made.op.kind == "add" else made.ins[:1], step.outs[0]
+    hours = [Step(step.op, (x,), (Buf(f"{step.scope}.{x.name}", x.shape[:2]),), step.attrs, step.scope) for x in dict.fromkeys(series)]
+    one = {each.ins[0].root: each.outs[0].reshaped((*each.outs[0].shape, 1)) for each in hours}
+    one |= {made.outs[0].root: z.reshaped((*z.shape, 1))}
+    for scatter in scattered:
+        assert scatter is not None
+        one |= {scatter.outs[0].root: scatter.ins[0].reshaped((*z.shape, 1))}
+        for each in gradients:
+            dx, *rest = each.outs
+            now = replace(each, ins=tuple(one.get(buf.root, buf) for buf in each.ins))
+            if each.op.direction == "dgrad":
+                hour = Buf(f"{dx.name}.hour", dx.shape[:2])
+                now = replace(now, outs=(hour.reshaped((*hour.shape, 1)), *rest))
+                steps.put(each, [now, replace(scatter, ins=(hour,), outs=(dx,))])
+            else:
+                steps.put(each, [now])
+        first = min(steps.reading(scatter.outs[0]), key=lambda each: steps.index[each], default=None)
+        if first is None:
+            steps.put(scatter, [])
+        else:  # The gradient of all hours is not held longer than it is needed.
+            steps.put(first, [replace(scatter), replace(first)], scatter)
+    ins = tuple(one.get(buf.root, buf) for buf in made.ins)
+    return steps.put(step, [*hours, replace(made, ins=ins, outs=(one[made.outs[0].root],))], made)
 
 
 def _doubled(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
@@ -389,7 +430,7 @@ def _like(buf: Buf, other: Buf) -> Buf:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_doubled, _measured, _with_maxima, _with_evonorm, _gated, _together),
+    *(_last_first, _doubled, _measured, _with_maxima, _with_evonorm, _gated, _together),
     *(_normed, _with_moments, _folded),
     *(_mapped, _second, _pooled, _biased, _passed, _masked),
 )

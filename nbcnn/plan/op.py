@@ -87,6 +87,9 @@ class Loss:
     kind: str
 
 
+MAPS: set[str] = set()
+"""Kinds of ops that make each element of the same element of their operand: the table of activations enters its names."""
+
 Part: TypeAlias = Map | Mask | Add | Keep | Bias | Pool | Unpool | Moments | Sums | Partials | Norm | Loss
 
 

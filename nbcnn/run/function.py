@@ -20,7 +20,6 @@ from nbcnn.gpu import driver
 from nbcnn.gpu.capture import ALONE
 from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.gpu.compiler import SIMULATOR
-from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import wired
 from nbcnn.ops.kernel.row import Row
 from nbcnn.plan.arena import ALIGNMENT, align, plan_arena
@@ -70,7 +69,7 @@ class Function:
             raise UsageError(f"mode {row.mode} computes in float32; float64 is for the CPU")
         self.device, self._bound = device, OrderedDict[Any, list[Any]]()
         tape, x = Tape(training), Buf("x", shape, home="io")
-        (y, *more), back = trace_nodes(tape, fuse_nodes(wired(layers), row.ops if fusing else ()), [x])
+        (y, *more), back = trace_nodes(tape, wired(layers), [x])
         if more:
             raise UsageError("a function has one output, and these layers have several")
         dy = Buf("dy", y.shape, home="io")

@@ -16,7 +16,6 @@ from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.nn.ends import before_ends, ended
-from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import Graph, pack, unpack, wired
 from nbcnn.nn.layer import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
@@ -156,12 +155,8 @@ class Net:
 
     @property
     def fusing_ops(self) -> Container[Op]:
-        """The ops that layers and steps may be put together for."""
+        """The ops that steps may be put together for."""
         return self.row.ops if self.fusing else ()
-
-    def _fused(self, layers: Sequence[Any]) -> Wired:
-        """`layers` with their names and wiring, fused as far as the row has the ops."""
-        return fuse_nodes(wired(layers), self.fusing_ops)
 
     def _inputs(self) -> list[tuple[int, ...]]:
         """The shapes of the inputs of an example."""
@@ -199,7 +194,7 @@ class Net:
             }
             normal = self.normalisation.attributes(dtype) if self.normalisation else {}
             x = record_gather(tape, io["images"], io["order"], io["state"], shape, **normal)
-        ys, _ = self._trace(tape, self._fused(self.body), x)
+        ys, _ = self._trace(tape, wired(self.body), x)
         y = pack(tape, ys, "outputs")
         output = Buf("output", y.shape, home="io")
         return Recorded(tuple(merge(_substitute(tape.steps, y.root, output), self.fusing_ops)), io | {"output": output})
@@ -225,12 +220,12 @@ class Net:
         """
         if not self.has_loss:
             raise UsageError("this net has no loss: the last entry of its layers must be one (MSE, SoftmaxCrossEntropy)")
-        fused = fuse_nodes(before_ends(wired(self.layers), self._inputs()), self.fusing_ops)
-        *body, last = fused.nodes
+        calls = before_ends(wired(self.layers), self._inputs())
+        *body, last = calls.nodes
         loss = last.layer
-        ys, backward = self._trace(tape, Wired(tuple(body), last.reads, fused.inputs), x)
+        ys, backward = self._trace(tape, Wired(tuple(body), last.reads, calls.inputs), x)
         # Of several inputs a layer prepares one, and the target is all of them.
-        own = tape.prepared or x if fused.inputs == 1 else x
+        own = tape.prepared or x if calls.inputs == 1 else x
         value, dy = loss.build(tape, ys if len(ys) > 1 else ys[0], own if target is None else target, loss.kind)
         return value, dy, lambda dy: backward(dy if len(ys) > 1 else [dy])
 

@@ -9,7 +9,6 @@ from gradients import assert_same_gradients
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import ELU, GELU, HardSwish, ReLU, ReLU6, Sigmoid, Swish, Tanh
 from nbcnn.nn.corruption import KSparse
-from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import Graph, Input, wired
 from nbcnn.nn.joins import Concat
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual, parameters, sized
@@ -27,7 +26,7 @@ ALL_OPS = set(MODES["im2col", "fp32"].ops)
 def ops_of(layers, shape, training, ops=ALL_OPS):
     """The ops of the forward pass that a row with `ops` runs."""
     tape = Tape(training)
-    _, backward = trace_nodes(tape, fuse_nodes(wired(layers), ops), [Buf("x", shape, home="io")])
+    _, backward = trace_nodes(tape, wired(layers), [Buf("x", shape, home="io")])
     if training:
         backward([Buf("dy", tape.steps[-1].outs[0].shape, home="io")])
     return [str(step.op) for step in merge(tape.steps, ops) if step.op.direction in ("fprop", "")]

@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gradients import assert_same_gradients
 
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.target import H200
 from nbcnn.lab.studies import forecast_step
 from nbcnn.modes import MODES, REFERENCES
-from nbcnn.nn.fuse import fuse_nodes
+from nbcnn.nn.activations import ReLU, Softmax, Swish, Tanh
 from nbcnn.nn.graphs import wired
-from nbcnn.nn.layers import sized
+from nbcnn.nn.layers import Linear, Residual, sized
 from nbcnn.nn.losses import ForecastMSE
 from nbcnn.nn.models import LOSSES, s4convd
-from nbcnn.nn.series_layers import GLU, LastStep, PointwiseConv1d, StateSpaceConv1d
+from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.ops.kernel.call import host, planned_call
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Buf, ShapeError, Tape, Wired, drop_dead, trace_nodes
@@ -134,9 +135,29 @@ def test_fused_and_plain_networks_are_one(rng, monkeypatch, length):
     np.testing.assert_allclose(fused.predict(x), plain.predict(x), rtol=limit, atol=limit)
 
 
+@pytest.mark.parametrize(
+    ("layers", "hourly"),
+    [
+        ([DepthwiseConv1d(3), PointwiseConv1d(6), GLU(), Tanh(), LastStep()], {"pwconv1d", "glu", "tanh"}),
+        ([Residual(DepthwiseConv1d(3)), LastStep()], {"add"}),
+        ([Residual(DepthwiseConv1d(3), Swish()), Residual(PointwiseConv1d(3), ReLU()), LastStep()], {"pwconv1d", "relu", "add"}),
+        ([Tanh(), Softmax(), LastStep()], set()),
+    ],
+)
+def test_what_is_made_hour_by_hour_is_made_of_the_last_hour(rng, layers, hourly):
+    """In any list, by any map, forward and backward; a softmax over channels is no map."""
+    plain, fused = (Net([*layers, Linear(1), ForecastMSE()], (3, 9), mode="cpu", fusing=fusing) for fusing in (False, True))
+    steps = [step for step in fused.record_gradients(2).steps if len(step.outs[0].shape) == 3]
+    assert {step.op.kind for step in steps if step.outs[0].shape[2] == 1} == hourly
+    passes = [step.op.direction for step in steps if step.op.kind in hourly - {"add"} and step.outs[0].shape[2] == 1]
+    assert passes.count("fprop") == passes.count("dgrad") == len(hourly - {"add"})
+    # The same sums of at most 9 float32 terms through six layers; what is left out is zero.
+    assert_same_gradients(plain, fused, *(rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 9), (2,))), limit=12 * 9 * 2.0**-23)
+
+
 def _recorded(layers, ops, shape=SHAPE, batch=2):
     """The steps of a training step on the caller's own series, fused by a row's `ops`."""
-    *body, last = fuse_nodes(wired(layers), ops).nodes
+    *body, last = wired(layers).nodes
     tape = Tape(training=True)
     (y,), backward = trace_nodes(tape, Wired(tuple(body), last.reads), [Buf("x", (batch, *shape), home="io")])
     backward([last.layer.build(tape, y, Buf("targets", (batch,), home="io"), "loss")[1]])

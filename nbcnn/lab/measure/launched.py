@@ -19,7 +19,6 @@ from nbcnn import ops as package
 from nbcnn.lab.measure.kernels import target_of
 from nbcnn.lab.measure.users import USERS, User
 from nbcnn.modes import MODES, Row, with_dwconv
-from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import Graph, unpack, wired
 from nbcnn.nn.joins import Losses
 from nbcnn.nn.layer import parameters, sized
@@ -84,11 +83,11 @@ class _Array:
 
 
 def _record(user: User, batch: int, training: bool, fused: Sequence[Op]) -> tuple[list[Step], Buf]:
-    """The steps of a training step, or of an evaluation, and all weights; `fused`: the ops that layers may be put together for."""
+    """The steps of a training step, or of an evaluation, and all weights; `fused`: the ops that steps may be put together for."""
     assert user.layers is not None
     shape = user.shape
     made = sized(user.layers(), shape)
-    *body, last = fuse_nodes(wired(made), fused).nodes
+    *body, last = wired(made).nodes
     loss, several = last.layer, isinstance(made, Graph) and len(made.inputs) > 1
     tape = Tape(training, Sync(0, user.ranks, batch, 1 / user.ranks) if user.ranks > 1 else None)
     state, order = Buf("state", (8,), "int64", "state"), Buf("order", (batch,), "int32", "io")

@@ -1,7 +1,7 @@
 """This module is the autoencoder's training step as an expert would write it in PyTorch for this one network, beside what a user would write.
 
-The algebra is that of our fused plan (`nbcnn.nn.fuse`), the backward pass is written by hand, Inductor compiles the whole step, and it is replayed as
-one CUDA graph. Images are NHWC.
+The algebra is that of our fused plan (`nbcnn.plan.merging`), the backward pass is written by hand, Inductor compiles the whole step, and it is
+replayed as one CUDA graph. Images are NHWC.
 
     conv1    products of gathered patches, four pixels per row, pooled in the same Triton kernel (`triton_first_layer`); without Triton by matmul
     conv2,3  cuDNN; the data gradient by itself, or as a convolution with flipped filters

@@ -47,10 +47,11 @@ from nbcnn.ops.kernel.call import Call, Impl, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import same, supports
 from nbcnn.ops.kernel.traffic import streamed
-from nbcnn.plan.op import Op, Pool
+from nbcnn.plan.op import MAPS, Op, Pool
 
 ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH, ROOT, *SIMPLE)}
 """By name: the ops are their fprop and dgrad."""
+MAPS.update(ACTIVATIONS)
 
 
 def epilogue_of(op: Op) -> str:
