@@ -92,13 +92,7 @@ def activation(
     f = _device(name, function, 1 + len(numbers))
     df = _device(name, derivative(f.py_func, times="dy") if gradient is None else gradient, 2 + len(numbers))
 
-    def fprop(x: np.ndarray, y: np.ndarray, **given: float) -> None:
-        y[...] = on_arrays(frozen(f, tuple(given[each] for each in numbers)))(x)
-
-    def dgrad(dy: np.ndarray, saved: np.ndarray, dx: np.ndarray, **given: float) -> None:
-        dx[...] = on_arrays(frozen(df, tuple(given[each] for each in numbers)))(dy, saved)
-
-    made = Activation(name, f, df, reads, fprop, dgrad, numbers)
+    made = Activation(name, f, df, reads, numbers)
     values = tuple(numbers.values())
     _check_gradient(name, frozen(f, values), frozen(df, values), reads)
     doc = f"{inspect.getdoc(function) or f'{name}(x)'}, element by element; declared by `nbcnn.activation`."
@@ -107,9 +101,8 @@ def activation(
     table.ACTIVATIONS[name] = made
     MAPS.add(name)
     modes.REFERENCES.update(fused.activated(made))
-    references = {Op(name, "fprop"): host(fprop), Op(name, "dgrad"): host(dgrad)}
     for row in modes.MODES.values():
-        _enter(row, Op("relu", "fprop"), references if row.device == "host" else table.ops_of(made))
+        _enter(row, Op("relu", "fprop"), table.host_of(made) if row.device == "host" else table.ops_of(made))
         for _, ops in row.fallbacks:
             ops.update(fused.with_activations(ops, [name]))
     return kind

@@ -16,7 +16,7 @@ from nbcnn.gpu import compile_pool
 from nbcnn.gpu.compile_pool import compile_all, missing
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.kernel_store import Wanted
-from nbcnn.ops.activations.relu import RELU
+from nbcnn.ops.activations.functions import RELU
 from nbcnn.ops.kernel.call import Call, HostCall
 from nbcnn.plan.op import Op
 from nbcnn.run.peak_kernels import wait_kernel

@@ -542,8 +542,7 @@ LAUNCHES = """
 import sys
 import numpy as np
 from nbcnn.ops.kernel.call import Call
-from nbcnn.ops.activations.relu import RELU
-from nbcnn.ops.activations.swish import SWISH
+from nbcnn.ops.activations.functions import RELU, SWISH
 def launches():
     for kind, dtype in (("float32", np.float32), ("bfloat16", np.uint16)):
         shape = ((64,),)

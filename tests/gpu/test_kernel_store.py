@@ -19,7 +19,7 @@ from nbcnn.files import extras
 from nbcnn.gpu import compile_pool, device, driver, identity, kernel_cache, kernel_store
 from nbcnn.gpu.kernel_store import Stored, Wanted, parsed
 from nbcnn.gpu.language import jit
-from nbcnn.ops.activations.relu import relu
+from nbcnn.ops.activations.functions import relu
 from nbcnn.ops.conv.simt.im2col import Window, gather_product
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.kernel.call import Launch

@@ -10,7 +10,7 @@ import pytest
 
 from nbcnn.files import extras
 from nbcnn.files.extras import PackageMissing
-from nbcnn.ops.activations.relu import RELU
+from nbcnn.ops.activations.functions import RELU
 from nbcnn.ops.kernel.call import Call
 from nbcnn.plan.op import Op
 from nbcnn.ranks.collectives import Nccl

@@ -1,7 +1,7 @@
 """Device functions on whole NumPy arrays: what the simulator does with a statement of a kernel, without a kernel around it.
 
 A map's function is written once, for one element. `on_arrays` gives the function of arrays that the NumPy path calls, where the map has no reference
-of its own: a user's activation, optimizer or loss. It needs neither the simulator's variable of the environment nor Numba.
+of its own: activations, and a user's optimizer or loss. It needs neither the simulator's variable of the environment nor Numba.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ CHUNK = 1 << 16
 
 
 def on_arrays(function: Function) -> Callable[..., Any]:
-    """(arrays of one shape, and numbers) -> what `function` makes of their elements: an array like them, or a tuple of arrays."""
+    """(arrays of one shape, and numbers) -> what `function` makes of their elements: an array like them, or a tuple of arrays.
+
+    `out` of one value takes it, in place of a new array; it may be one of the operands.
+    """
     made = _made(function)
 
-    def run(*operands: Any) -> Any:
+    def run(*operands: Any, out: np.ndarray | None = None) -> Any:
         arrays = [each for each in operands if isinstance(each, np.ndarray) and each.ndim]
         shape, dtype, count = arrays[0].shape, arrays[0].dtype, arrays[0].size
         flat = [np.ascontiguousarray(each).reshape(-1) if isinstance(each, np.ndarray) and each.ndim else each for each in operands]
-        outs: list[np.ndarray] = []
+        outs = [out.reshape(-1)] if out is not None and out.flags.c_contiguous else []
         several = False
         for first in range(0, count, CHUNK):
             last = min(first + CHUNK, count)
@@ -38,9 +41,11 @@ def on_arrays(function: Function) -> Callable[..., Any]:
             several = isinstance(found, tuple)
             values = found if several else (found,)
             outs = outs or [np.empty(count, dtype) for _ in values]
-            for out, value in zip(outs, values, strict=True):
-                out[first:last] = value
-        made_of_shape = tuple(out.reshape(shape) for out in outs)
+            for each, value in zip(outs, values, strict=True):
+                each[first:last] = value
+        made_of_shape = tuple(each.reshape(shape) for each in outs)
+        if out is not None and not out.flags.c_contiguous:
+            np.copyto(out, made_of_shape[0])
         return made_of_shape if several else made_of_shape[0]
 
     return run

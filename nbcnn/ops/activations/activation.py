@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from nbcnn.gpu.language import jit
+from nbcnn.gpu.lockstep.arrays import on_arrays
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.maps import launch_map
 
@@ -37,16 +40,30 @@ class Activation:
     reads               what `saved` is: "x", or "y", which is alive anyway as the next layer's input. Reading y suits an f whose slope
                         follows from its value.
     parameters          f's parameters in the order of its arguments, at most two, with the values that its cases have.
-    fprop, dgrad        the NumPy references: (x, y, **parameters) and (dy, saved, dx, **parameters), which write y and dx.
+    arrays              both in NumPy, (x, y) and (dy, saved, dx), which write y and dx, of an f without parameters for which NumPy has one call; None
+                        runs `function` and `gradient` on arrays, which takes ReLU 1.2 ns an element in place of 0.4.
     """
 
     name: str
     function: Any
     gradient: Any
-    reads: str
-    fprop: Callable[..., None]
-    dgrad: Callable[..., None]
+    reads: str = "x"
     parameters: Mapping[str, float] = field(default_factory=dict)
+    arrays: tuple[Callable[..., None], Callable[..., None]] | None = None
+
+    def fprop(self, x: np.ndarray, y: np.ndarray, **attrs: float) -> None:
+        """y = f(x), any shape; y may be x."""
+        if self.arrays:
+            self.arrays[0](x, y)
+        else:
+            on_arrays(self.of(attrs))(x, out=y)
+
+    def dgrad(self, dy: np.ndarray, saved: np.ndarray, dx: np.ndarray, **attrs: float) -> None:
+        """dx = dy times f's slope, any shape."""
+        if self.arrays:
+            self.arrays[1](dy, saved, dx)
+        else:
+            on_arrays(self.gradient_of(attrs))(dy, saved, out=dx)
 
     def values(self, attrs: Mapping[str, Any]) -> tuple[float, ...]:
         """The parameters of a step, in the order of f's arguments."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nbcnn.gpu.language import jit
-from nbcnn.ops.activations.relu import relu
+from nbcnn.ops.activations.functions import relu
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import launch_map, supports

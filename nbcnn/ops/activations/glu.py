@@ -2,7 +2,6 @@
 
     y = p·σ(q);   dp = dy·σ(q),   dq = dy·p·σ(q)·(1 − σ(q))
 
-With e = exp(−|q|) and t = 1/(1 + e), σ(q) and 1 − σ(q) are t and e·t in one order or the other, as for swish.
 Source: Y. N. Dauphin, A. Fan, M. Auli, D. Grangier, "Language Modeling with Gated Convolutional Networks", arXiv:1612.08083.
 
     glu_fprop         x (N,2C,L) -> y (N,C,L)             glu_dgrad         dy, x -> dx
@@ -11,14 +10,14 @@ Source: Y. N. Dauphin, A. Fan, M. Auli, D. Grangier, "Language Modeling with Gat
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit, u4
-from nbcnn.ops.activations.sigmoid import divide
+from nbcnn.gpu.lockstep.arrays import on_arrays
+from nbcnn.ops.activations.sigmoid import both_sides
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
@@ -29,11 +28,7 @@ from nbcnn.plan.shapes import numel
 THREADS = 256
 
 
-def _gates(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """σ(q) and 1 − σ(q)."""
-    e = np.exp(-np.abs(q))
-    t = 1 / (1 + e)
-    return np.where(q < 0, e, 1) * t, np.where(q < 0, 1, e) * t
+_gates = on_arrays(both_sides)
 
 
 def glu_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -51,17 +46,9 @@ def glu_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 
 
 @jit(device=True)
-def gates_of(q):
-    """σ(q) and 1 − σ(q)."""
-    e = math.exp(-abs(q))
-    t = divide(1.0, 1.0 + e)
-    return (e * t if q < 0.0 else t), (t if q < 0.0 else e * t)
-
-
-@jit(device=True)
 def _gradients(dy, p, q):
     """dp and dq."""
-    gate, rest = gates_of(q)
+    gate, rest = both_sides(q)
     dp = dy * gate
     return dp, dp * (p * rest)
 
@@ -84,9 +71,9 @@ def fprop_kernel(kind: str, four: bool) -> Any:
             if four:
                 p0, p1, p2, p3 = load4(x, at)
                 q0, q1, q2, q3 = load4(x, at + volume)
-                store4(y, i, p0 * gates_of(q0)[0], p1 * gates_of(q1)[0], p2 * gates_of(q2)[0], p3 * gates_of(q3)[0])
+                store4(y, i, p0 * both_sides(q0)[0], p1 * both_sides(q1)[0], p2 * both_sides(q2)[0], p3 * both_sides(q3)[0])
             else:
-                store(y, i, load(x, at) * gates_of(load(x, at + volume))[0])
+                store(y, i, load(x, at) * both_sides(load(x, at + volume))[0])
 
     return glu_fprop_kernel
 

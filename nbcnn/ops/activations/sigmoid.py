@@ -1,7 +1,7 @@
-"""Sigmoid: y = 1 / (1 + exp(-x)); dx = dy·y·(1 - y).
+"""The sigmoid σ(z) = 1 / (1 + exp(−z)), and 1 − σ(z): parts of activations, of gates and of EvoNorm-S0.
 
-exp is only taken of -|x|, so nothing overflows: with e = exp(-|x|), y = 1 / (1 + e) for x >= 0 and e / (1 + e) below.
-The divisor then lies in [1, 2], where the fast division of the GPU is right to 2 ulp; the IEEE one, with its slow path for
+exp is only taken of −|z|, so nothing overflows: with e = exp(−|z|) and t = 1 / (1 + e), σ and 1 − σ are t and e·t in one order or the other, neither
+by a subtraction from 1. The divisor lies in [1, 2], where the fast division of the GPU is right to 2 ulp; the IEEE one, with its slow path for
 extreme operands, would cost more than the memory traffic.
 """
 
@@ -9,24 +9,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, jit
-from nbcnn.ops.activations.activation import Activation
-
-
-def sigmoid_fprop(x: np.ndarray, y: np.ndarray) -> None:
-    """y = 1 / (1 + exp(-x)), any shape."""
-    e = np.exp(-np.abs(x))
-    np.divide(np.where(x < 0, e, 1), 1 + e, out=y)
-
-
-def sigmoid_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
-    """dx = dy·y·(1 - y), any shape."""
-    np.subtract(1, y, out=dx)
-    dx *= y
-    dx *= dy
-
 
 if NUMBA_SIMULATOR:
 
@@ -39,15 +22,15 @@ else:
 
 
 @jit(device=True)
-def sigmoid(x):
-    """1 / (1 + exp(-x)) of a float32."""
-    e = math.exp(-abs(x))
-    return divide(e if x < 0.0 else 1.0, 1.0 + e)
+def sigmoid(z):
+    """σ(z) of a float32."""
+    e = math.exp(-abs(z))
+    return divide(e if z < 0.0 else 1.0, 1.0 + e)
 
 
 @jit(device=True)
-def _sigmoid_gradient(dy, y):
-    return dy * (y * (1.0 - y))
-
-
-SIGMOID = Activation("sigmoid", sigmoid, _sigmoid_gradient, "y", sigmoid_fprop, sigmoid_dgrad)
+def both_sides(z):
+    """σ(z) and 1 − σ(z)."""
+    e = math.exp(-abs(z))
+    t = divide(1.0, 1.0 + e)
+    return (e * t, t) if z < 0.0 else (t, e * t)

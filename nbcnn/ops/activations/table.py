@@ -1,22 +1,7 @@
-"""Activations: the table of element-wise functions. From an entry (`activation.Activation`) follow its reference, kernels, cases and epilogue.
+"""Activations: the table of element-wise functions (functions.py). From an entry follow its reference, kernels, cases and epilogue.
 
-    relu_fprop        x -> y                              relu_dgrad        dy, y -> dx
-    leaky_relu_fprop  x -> y   slope                      leaky_relu_dgrad  dy, y -> dx       slope
-    sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
-    swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
-    gelu_fprop        x -> y                              gelu_dgrad        dy, x -> dx
-    gelu_tanh_fprop   x -> y                              gelu_tanh_dgrad   dy, x -> dx
-    tanh_fprop        x -> y                              tanh_dgrad        dy, y -> dx
-    elu_fprop         x -> y   alpha                      elu_dgrad         dy, y -> dx       alpha
-    relu6_fprop       x -> y                              relu6_dgrad       dy, y -> dx
-    hard_swish_fprop  x -> y                              hard_swish_dgrad  dy, x -> dx
-    root_fprop        x -> y   offset                     root_dgrad        dy, x -> dx       offset
-    abs_fprop         x -> y                              abs_dgrad         dy, x -> dx
-    clip_fprop        x -> y   low, high                  clip_dgrad        dy, x -> dx       low, high
-    power_fprop       x -> y   exponent                   power_dgrad       dy, x -> dx       exponent
-    scale_fprop       x -> y   factor, shift              scale_dgrad       dy, x -> dx       factor, shift
-    softplus_fprop    x -> y                              softplus_dgrad    dy, y -> dx
-    threshold_fprop   x -> y   limit, value               threshold_dgrad   dy, x -> dx       limit, value
+    NAME_fprop        x -> y                              its parameters
+    NAME_dgrad        dy, x or y -> dx                    its parameters
 
 Tensors have any shape. The layer of the same name stands in nbcnn/nn/activations.py (Root: whitening.py).
 """
@@ -31,25 +16,14 @@ import numpy as np
 
 from nbcnn.gpu.language import jit
 from nbcnn.ops.activations.activation import Activation
-from nbcnn.ops.activations.elu import ELU
-from nbcnn.ops.activations.gelu import GELU
-from nbcnn.ops.activations.gelu_tanh import GELU_TANH
-from nbcnn.ops.activations.hard_swish import HARD_SWISH
-from nbcnn.ops.activations.leaky_relu import LEAKY_RELU
-from nbcnn.ops.activations.relu import RELU
-from nbcnn.ops.activations.relu6 import RELU6
-from nbcnn.ops.activations.root import ROOT
-from nbcnn.ops.activations.sigmoid import SIGMOID
-from nbcnn.ops.activations.simple import SIMPLE
-from nbcnn.ops.activations.swish import SWISH
-from nbcnn.ops.activations.tanh import TANH
+from nbcnn.ops.activations.functions import FUNCTIONS
 from nbcnn.ops.kernel.call import Call, Impl, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import same, supports
 from nbcnn.ops.kernel.traffic import streamed
 from nbcnn.plan.op import MAPS, Op, Pool
 
-ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH, ROOT, *SIMPLE)}
+ACTIVATIONS = {each.name: each for each in FUNCTIONS}
 """By name: the ops are their fprop and dgrad."""
 MAPS.update(ACTIVATIONS)
 
@@ -73,7 +47,12 @@ def ops_of(each: Activation) -> dict[Op, Impl]:
     }
 
 
-HOST = {Op(each.name, path): host(reference) for each in ACTIVATIONS.values() for path, reference in (("fprop", each.fprop), ("dgrad", each.dgrad))}
+def host_of(each: Activation) -> dict[Op, Impl]:
+    """Both passes of an activation in NumPy."""
+    return {Op(each.name, "fprop"): host(each.fprop), Op(each.name, "dgrad"): host(each.dgrad)}
+
+
+HOST = {op: impl for each in ACTIVATIONS.values() for op, impl in host_of(each).items()}
 OPS = {op: impl for each in ACTIVATIONS.values() for op, impl in ops_of(each).items()}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
+from nbcnn.ops.activations.sigmoid import both_sides
 from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -19,7 +20,6 @@ from nbcnn.ops.norms import s0_held, traffic
 from nbcnn.ops.norms.held import Held, slabs_of
 from nbcnn.ops.norms.plane import Slab, column_sum, deviation_of, group_sum, slab_of, slab_position, steps
 from nbcnn.ops.norms.rows import launch_rows
-from nbcnn.ops.norms.sigmoid import both_sides
 from nbcnn.plan.op import Op
 
 PARTIALS = 3

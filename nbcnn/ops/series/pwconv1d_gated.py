@@ -19,7 +19,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.gpu.target import Target
-from nbcnn.ops.activations.glu import gates_of
+from nbcnn.ops.activations.sigmoid import both_sides
 from nbcnn.ops.conv.simt.loaders import matrix
 from nbcnn.ops.conv.simt.register_tile import block_part, matrix_product, shared_floats, thread_corner
 from nbcnn.ops.conv.simt.tiles import Tile
@@ -72,7 +72,7 @@ def store_gated(tile: Tile, keep: bool, plus: bool) -> Any:
                     for e in range(4):
                         acc[p + e] += shift[i]
                         acc[q + e] += shift[4 + i]
-                        gate, _ = gates_of(acc[q + e])
+                        gate, _ = both_sides(acc[q + e])
                         values[e] = acc[p + e] * gate
                         if plus:
                             values[e] += added[4 * i + e]

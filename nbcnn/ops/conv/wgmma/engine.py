@@ -10,7 +10,8 @@ import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
-from nbcnn.ops.activations.table import RELU, epilogue_of
+from nbcnn.ops.activations.functions import RELU
+from nbcnn.ops.activations.table import epilogue_of
 from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, refusal, source_part, whole
 from nbcnn.ops.conv.frame.cost import BESIDE, PART, PLANES, PLANES_US, RATES, cycles, lines_of
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
