@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbcnn.plan.storage import UNIT_ROUNDOFF
 
-STORE = {"fp32": "float32", "tf32": "tfloat32", "bf16": "bfloat16"}
+STORE = {"fp32": "float32", "tf32": "tfloat32", "bf16": "bfloat16", "fp16": "float16"}
 """By precision, the type in which a row stores activations and their gradients: rounded as its products take them."""
 
 EPS = 2.0**-23

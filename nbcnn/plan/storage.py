@@ -1,23 +1,27 @@
-"""This module defines how values are stored: float32, tfloat32 (a float32 already rounded to tf32's 10 mantissa bits), bfloat16.
+"""This module defines how values are stored: float32, tfloat32 (a float32 already rounded to tf32's 10 mantissa bits), bfloat16, float16.
 
 The dtype of a Buf says how whoever writes it rounds. A tensor-core kernel can then take its operands as they lie.
-bfloat16 is kept as uint16 (NumPy has no such type): the upper half of a float32. tfloat32 is kept as float32.
-Both round to nearest: bfloat16 ties to even (`cvt.rn.bf16`), tf32 ties away from zero (`cvt.rna.tf32`).
+bfloat16 is kept as uint16 (NumPy has no such type): the upper half of a float32. float16 is kept as uint16, too, so that kernels move either alike.
+tfloat32 is kept as float32. All round to nearest: bfloat16 and float16 ties to even (`cvt.rn.bf16`, `cvt.rn.f16`), tf32 ties away from zero
+(`cvt.rna.tf32`). Beyond 65,504 a float16 is infinite, below 2^-14 it is subnormal, a multiple of 2^-24.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-FLOATING = ("float32", "tfloat32", "bfloat16")
+FLOATING = ("float32", "tfloat32", "bfloat16", "float16")
 """Dtypes that an activation can be stored in."""
 
-ITEMSIZE = {"float32": 4, "tfloat32": 4, "bfloat16": 2, "float64": 8, "uint8": 1, "int32": 4, "int64": 8}
+HALVES = ("bfloat16", "float16")
+"""The dtypes of 16 bits."""
 
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "bfloat16": 2.0**-8}
-"""The largest relative error of one rounding."""
+ITEMSIZE = {"float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "uint8": 1, "int32": 4, "int64": 8}
 
-_NUMPY = {"tfloat32": "float32", "bfloat16": "uint16"}
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""The largest relative error of one rounding, of a float16 where it is not subnormal."""
+
+_NUMPY = {"tfloat32": "float32", "bfloat16": "uint16", "float16": "uint16"}
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
@@ -27,6 +31,9 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     """float32 `values` rounded to `dtype`, as an array of `numpy_dtype(dtype)`; NaN stays NaN."""
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(values, np.float32).astype(np.float16).view(np.uint16).reshape(values.shape)
     if dtype not in ("tfloat32", "bfloat16"):
         return values.astype(numpy_dtype(dtype), copy=False)
     bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
@@ -59,6 +66,8 @@ def _bf16_bits(bits: np.ndarray) -> np.ndarray:
 
 def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
     """The float32 values of an array written by `encode` (or by a kernel)."""
+    if dtype == "float16":
+        return stored.view(np.float16).astype(np.float32)
     if dtype != "bfloat16":
         return stored
     return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)

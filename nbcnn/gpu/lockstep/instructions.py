@@ -85,6 +85,19 @@ def _bf16x2(high: Any, low: Any) -> Any:
     return bf16(low) | bf16(high) << np.uint32(16)
 
 
+def _f16(x: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return cast(x, F4).astype(np.float16).view(U2)
+
+
+def _f16x2(low: Any, high: Any) -> Any:
+    return _f16(low).astype(U4) | _f16(high).astype(U4) << np.uint32(16)
+
+
+def _f16_float(half: Any) -> Any:
+    return np.asarray(half).astype(U2).view(np.float16).astype(F4)[()]
+
+
 def _relu_bf16x2(high: Any, low: Any) -> Any:
     def rectified(x: Any) -> Any:
         x = np.asarray(cast(x, F4))
@@ -240,8 +253,8 @@ def _whole_warps(what: str) -> None:
 _G, _T = np.arange(WARP) // 4, np.arange(WARP) % 4
 
 
-def _mma(a: list[Any], b: list[Any], c: list[Any], wide: bool) -> tuple[Any, ...]:
-    """D (16×8) = A·B + C of every warp. `wide`: a word is one tf32; else two bfloat16."""
+def _mma(a: list[Any], b: list[Any], c: list[Any], wide: bool, parts: Callable[[Any], tuple[Any, Any]]) -> tuple[Any, ...]:
+    """D (16×8) = A·B + C of every warp. `wide`: a word is one tf32; else two halves, of which `parts` makes float32."""
     _whole_warps("mma.sync")
     words_a, words_b = ([_warps(cast(word, U4), "mma.sync") for word in part] for part in (a, b))
     warps, k = len(words_a[0]), 8 if wide else 16
@@ -251,27 +264,29 @@ def _mma(a: list[Any], b: list[Any], c: list[Any], wide: bool) -> tuple[Any, ...
         if wide:
             left[:, rows, columns] = (word & np.uint32(0xFFFFE000)).view(F4)
         else:
-            left[:, rows, 2 * columns] = (word << np.uint32(16)).view(F4)
-            left[:, rows, 2 * columns + 1] = (word & np.uint32(0xFFFF0000)).view(F4)
+            left[:, rows, 2 * columns], left[:, rows, 2 * columns + 1] = parts(word)
     for i, word in enumerate(words_b):
         ks = _T + 4 * i
         if wide:
             right[:, ks, _G] = (word & np.uint32(0xFFFFE000)).view(F4)
         else:
-            right[:, 2 * ks, _G] = (word << np.uint32(16)).view(F4)
-            right[:, 2 * ks + 1, _G] = (word & np.uint32(0xFFFF0000)).view(F4)
+            right[:, 2 * ks, _G], right[:, 2 * ks + 1, _G] = parts(word)
     product = left @ right
     return tuple(
         (product[:, _G + 8 * (i // 2), 2 * _T + i % 2] + _warps(cast(c[i], F4), "mma.sync")).reshape(-1).astype(np.float32) for i in range(4)
     )
 
 
-def _mma_bf16(*words: Any) -> Any:
-    return _mma(list(words[:4]), list(words[4:6]), list(words[6:]), wide=False)
+def _two_bf16(word: Any) -> tuple[Any, Any]:
+    return (word << np.uint32(16)).view(F4), (word & np.uint32(0xFFFF0000)).view(F4)
 
 
-def _mma_tf32(*words: Any) -> Any:
-    return _mma(list(words[:4]), list(words[4:6]), list(words[6:]), wide=True)
+def _two_f16(word: Any) -> tuple[Any, Any]:
+    return _f16_float(word & np.uint32(0xFFFF)), _f16_float(word >> np.uint32(16))
+
+
+def _product(wide: bool, parts: Callable[[Any], tuple[Any, Any]] = _two_bf16) -> Callable[..., Any]:
+    return lambda *words: _mma(list(words[:4]), list(words[4:6]), list(words[6:]), wide, parts)
 
 
 def _ldmatrix(count: int, transposed: bool) -> Callable[[Pointer], Any]:
@@ -351,8 +366,11 @@ def _nothing(*operands: Any) -> None:
 _TABLE: dict[str, Any] = {
     "float_bits": _float_bits,
     "bits_float": _bits_float,
-    "cvt_rn_f16_f32": lambda x: cast(x, F4).astype(np.float16).view(np.uint16),
-    "cvt_f32_f16": lambda half: cast(half, U2).view(np.float16).astype(F4),
+    "cvt_rn_f16_f32": _f16,
+    "cvt_f32_f16": _f16_float,
+    "cvt_rn_f16x2_f32": _f16x2,
+    "cvt_f32_f16_low": lambda word: _f16_float(_halves(word)[0]),
+    "cvt_f32_f16_high": lambda word: _f16_float(_halves(word)[1]),
     "unknown": _same,
     "unknown_word": _same,
     "hold": _same,
@@ -375,8 +393,9 @@ _TABLE: dict[str, Any] = {
     "st_shared": store(F4, 1),
     "st_global_b16_words": lambda address, word: store(U2, 1)(address, cast(word, U4)),
     "st_shared_b16": lambda address, word: store(U2, 1)(address, cast(word, U4)),
-    "mma_m16n8k16_bf16": _mma_bf16,
-    "mma_m16n8k8_tf32": _mma_tf32,
+    "mma_m16n8k16_bf16": _product(wide=False),
+    "mma_two_m16n8k8_f16": _product(wide=False, parts=_two_f16),
+    "mma_m16n8k8_tf32": _product(wide=True),
     "stmatrix_x4_trans": _stmatrix_x4_trans,
     "cp_async_cg_16": _copy_async(16),
     "cp_async_ca_4": _copy_async(4),

@@ -25,14 +25,16 @@ from nbcnn.ops.conv.depthwise_walk import Pass, Walk, inside, pass_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.cost import STREAM, moved
 from nbcnn.ops.kernel.loops import ceil_div, step_pixel, unrolled, within
+from nbcnn.ops.kernel.stored import PAIRS
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_through, cp_async_wait
-from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float
+from nbcnn.ops.ptx.cvt import bits_float
 from nbcnn.ops.ptx.shared import load_words_2, load_words_4
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import HALVES, ITEMSIZE
 
 u8 = types.uint64
 THREADS = 256
@@ -65,7 +67,7 @@ class Stream:
 
 def load_bytes(kind: str) -> tuple[int, int]:
     """Bytes of a load, four channels, of a thread and of a block."""
-    load = LANES * (2 if kind == "bfloat16" else 4)
+    load = LANES * ITEMSIZE[kind]
     return load, load * THREADS
 
 
@@ -86,12 +88,13 @@ def unroll_of(stages: int, period: int) -> int:
 @cache
 def take_of(kind: str) -> Any:
     """Device function take(values, to, address): values[to …] = the four channels in the slot at a shared address, as float32."""
-    if kind == "bfloat16":
+    if kind in HALVES:
+        lower, upper = PAIRS[kind][:2]
 
         @jit(device=True)
         def take(values, to, address):
             low, high = load_words_2(address)
-            values[to], values[to + 1], values[to + 2], values[to + 3] = bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high)
+            values[to], values[to + 1], values[to + 2], values[to + 3] = lower(low), upper(low), lower(high), upper(high)
     else:
 
         @jit(device=True)

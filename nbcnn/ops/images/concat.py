@@ -31,6 +31,7 @@ from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.plan.op import Bias, Op
 from nbcnn.plan.shapes import rows_of
+from nbcnn.plan.storage import HALVES
 
 THREADS = 256
 
@@ -109,7 +110,7 @@ def _bind(
     at, made, types = 0, [], kinds(call)
     for number, (shape, array) in enumerate(zip(shapes, arrays, strict=True), 1):
         width, own_pitch, before = each * shape[1], each * call.channels(part, number - 1), each * call.first(part, number - 1)
-        wide = (8, 4) if types == ("bfloat16", "bfloat16") else (4,)
+        wide = (8, 4) if types[0] == types[1] and types[0] in HALVES else (4,)
         together = next((lanes for lanes in wide if not any(extent % lanes for extent in (width, pitch, front + at, own_pitch, before))), 1)
         count, own, inside = rows * width, (own_pitch, 0), (pitch, at)
         biased = bias is not None and number == len(shapes)

@@ -20,12 +20,13 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size
 from nbcnn.ops.kernel.windows import lane_io, launch, offset_of, position, split
-from nbcnn.ops.ptx.vector import load_bf16x8, store_bf16x8
+from nbcnn.ops.ptx.vector import load_halves8, store_halves8
+from nbcnn.plan.storage import HALVES
 
 
 @jit(device=True)
 def _kept(word, argmax, tap):
-    """The two bfloat16 of a word, each where its argmax (the lower and the next two bits of `argmax`) is `tap`, else 0."""
+    """The two halves of a word, each where its argmax (the lower and the next two bits of `argmax`) is `tap`, else 0."""
     low = 0xFFFF if (argmax & 3) == tap else 0
     high = u4(0xFFFF0000) if ((argmax >> 2) & 3) == tap else 0
     return word & (low | high)
@@ -33,7 +34,7 @@ def _kept(word, argmax, tap):
 
 @jit()
 def unpool_pairs_kernel(dy, index, dx, count, P, Q, groups):
-    """`unpool_kernel` for bfloat16 and channels in eights: words of two, and index as uint16, eight channels each.
+    """`unpool_kernel` for bfloat16 or float16 and channels in eights: words of two, and index as uint16, eight channels each.
 
     grid    ceil(count / 256), block 256, count = N·P·Q·groups, groups = K/8
     owns    thread: 8 channels of one 2 × 2 window
@@ -44,14 +45,14 @@ def unpool_pairs_kernel(dy, index, dx, count, P, Q, groups):
         return
     n, p, q, group = position(i, P, Q, groups)
     argmax = index[i]
-    a, b, c, d = load_bf16x8(dy, 8 * i)
+    a, b, c, d = load_halves8(dy, 8 * i)
     for r in range(2):
         for s in range(2):
             tap = 2 * r + s
             at = offset_of(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
             kept_a, kept_b = _kept(a, argmax, tap), _kept(b, argmax >> 4, tap)
             kept_c, kept_d = _kept(c, argmax >> 8, tap), _kept(d, argmax >> 12, tap)
-            store_bf16x8(dx, 8 * at, kept_a, kept_b, kept_c, kept_d)
+            store_halves8(dx, 8 * at, kept_a, kept_b, kept_c, kept_d)
 
 
 @cache
@@ -98,7 +99,7 @@ def bind(call: Call) -> list[Launch]:
     (dy, index), (dx,) = call.ins, call.outs
     N, K, P, Q = call.in_shapes[0]
     kind, _ = kinds(call)
-    if kind == "bfloat16" and K % 8 == 0:
+    if kind in HALVES and K % 8 == 0:
         return launch(unpool_pairs_kernel, N * P * Q * K // 8, (dy, index.view(np.uint16), dx), P, Q, K // 8)
     lanes = 4 if K % 4 == 0 else 1
     return launch(unpool_kernel(kind, lanes), N * P * Q * K // lanes, (dy, index, dx), P, Q, K // lanes)

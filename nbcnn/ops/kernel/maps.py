@@ -24,7 +24,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Launch, blocks
-from nbcnn.ops.kernel.stored import scalar_io, vector_io
+from nbcnn.ops.kernel.stored import scalar_io, vector_io, widest
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -47,7 +47,7 @@ def supports(call: Call, target: Target) -> str | None:
 
 def vectors_of(kind: str) -> int:
     """Groups of four elements that a thread loads of an input stored as `kind`: 16 bytes."""
-    return 2 if kind == "bfloat16" else 1
+    return widest(kind) // 4
 
 
 @jit(device=True)

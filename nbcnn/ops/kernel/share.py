@@ -17,8 +17,8 @@ from typing import Any
 from nbcnn.gpu.language import SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.call import Call, Shape
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two, quotient
-from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
-from nbcnn.ops.ptx import cvt, vector
+from nbcnn.ops.kernel.stored import PAIRS, kinds, scalar_io, vector_io, widest
+from nbcnn.ops.ptx import vector
 
 THREADS = 16 if SIMULATOR else 256
 """Threads of a block at most."""
@@ -55,7 +55,7 @@ def share_of(shape: Shape, layout: str, kind: str) -> Share:
     channels = shape[1]
     if layout == "NCHW":
         return Share(1, 1, THREADS, False)
-    widths = (8, 4) if kind == "bfloat16" else (4,)
+    widths = (8, 4) if widest(kind) == 8 else (4,)
     width = next((width for width in widths if channels % width == 0), 1)
     groups = channels // width
     columns = max(each for each in range(1, WIDEST + 1) if groups % each == 0)
@@ -139,18 +139,19 @@ def lanes_io(kind: str, width: int) -> tuple[Any, Any]:
     into, values: local float32 arrays, from element `at` on.
     """
     if width == 8:
+        low, high, pack = PAIRS[kind][:3]
 
         @jit(device=True)
         def load(array, i, into, at):
-            a, b, c, d = vector.load_bf16x8(array, i)
-            into[at], into[at + 1], into[at + 2], into[at + 3] = cvt.bf16_low(a), cvt.bf16_high(a), cvt.bf16_low(b), cvt.bf16_high(b)
-            into[at + 4], into[at + 5], into[at + 6], into[at + 7] = cvt.bf16_low(c), cvt.bf16_high(c), cvt.bf16_low(d), cvt.bf16_high(d)
+            a, b, c, d = vector.load_halves8(array, i)
+            into[at], into[at + 1], into[at + 2], into[at + 3] = low(a), high(a), low(b), high(b)
+            into[at + 4], into[at + 5], into[at + 6], into[at + 7] = low(c), high(c), low(d), high(d)
 
         @jit(device=True)
         def store(array, i, values, at):
-            a, b = cvt.bf16x2(values[at], values[at + 1]), cvt.bf16x2(values[at + 2], values[at + 3])
-            c, d = cvt.bf16x2(values[at + 4], values[at + 5]), cvt.bf16x2(values[at + 6], values[at + 7])
-            vector.store_bf16x8(array, i, a, b, c, d)
+            a, b = pack(values[at], values[at + 1]), pack(values[at + 2], values[at + 3])
+            c, d = pack(values[at + 4], values[at + 5]), pack(values[at + 6], values[at + 7])
+            vector.store_halves8(array, i, a, b, c, d)
     elif width == 4:
         load4, store4 = vector_io(kind)
 

@@ -21,7 +21,7 @@ from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, parts
 from nbcnn.ops.kernel.cost import STREAM
 from nbcnn.ops.kernel.loops import ceil_div
-from nbcnn.ops.kernel.stored import kinds
+from nbcnn.ops.kernel.stored import kinds, widest
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.norms.batch import FORMS, form_of, gradients_parts
 from nbcnn.ops.norms.batch_cluster_backward import grads_kernel
@@ -63,7 +63,7 @@ def candidates_of(shape: Shape, kind: str, tensors: int, layout: str, waves: int
     a GPU with fewer multiprocessors than an H200 may take more than `waves`.
     """
     n, channels, h, w = shape
-    width, made = 8 if kind == "bfloat16" else 4, []
+    width, made = widest(kind), []
     for cluster, at_once in CLUSTERS.items():
         pixels = ceil_div(n * h * w, cluster)
         for columns in COLUMNS:
@@ -108,7 +108,7 @@ def supports(call: Call, target: Target) -> str | None:
     if reason := maps.supports(call, target):
         return reason
     shape, kind, tensors, layout, waves = _asked(call)
-    least = COLUMNS[-1] * (8 if kind == "bfloat16" else 4)
+    least = COLUMNS[-1] * widest(kind)
     if layout != "NHWC":
         return f"clusters of blocks read NHWC, not {layout}"
     if shape[1] % least:
@@ -124,7 +124,7 @@ def _shared(call: Call) -> tuple[Tile, str, int, Layout, tuple[np.int32, ...]]:
     """The tile of a call, how images are stored, its grid, its shared memory, and (M, C, pixels of a block, elements that are held of a tensor)."""
     (n, channels, h, w), kind, tensors, *_ = _asked(call)
     tile: Tile = call.tile or candidates_of(*_asked(call))[0]
-    width = 8 if kind == "bfloat16" else 4
+    width = widest(kind)
     pixels = ceil_div(n * h * w, tile.cluster)
     layout = layout_of(tile, width, pixels, tensors)
     numbers = (n * h * w, channels, pixels, layout.held)

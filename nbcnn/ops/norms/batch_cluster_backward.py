@@ -8,6 +8,7 @@ from typing import Any
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.table import gradient_of
 from nbcnn.ops.kernel.share import floats_io
+from nbcnn.ops.kernel.stored import widest
 from nbcnn.ops.norms.cluster_share import Tile, block_sums, floats_of, shared_floats, words_io
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
 
@@ -23,7 +24,7 @@ def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bo
     without `masked` `more` is added to dx.
     """
     read, write, get, put, floats, rounded, STORED, WORD = words_io(kind)
-    WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = 8 if kind == "bfloat16" else 4, tile.columns, tile.rows, tile.cluster, tile.threads
+    WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = widest(kind), tile.columns, tile.rows, tile.cluster, tile.threads
     CHANNELS, SUMS, STRIDE = WIDTH * COLUMNS, 2 * WIDTH, WIDTH * THREADS
     NUMBERS, BEGIN = 2 * CHANNELS, floats_of(tile, WIDTH) * WIDTH // 4
     (gather, total), load_floats, (load_channels, _) = block_sums(tile, WIDTH), shared_floats(WIDTH), floats_io(WIDTH)

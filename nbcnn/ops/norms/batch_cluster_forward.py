@@ -7,7 +7,7 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.table import ACTIVATIONS
-from nbcnn.ops.kernel.stored import scalar_io
+from nbcnn.ops.kernel.stored import scalar_io, widest
 from nbcnn.ops.norms.cluster_share import Tile, block_sums, floats_of, shared_floats, words_io
 from nbcnn.ops.norms.plane import not_negative, rstd_of
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
@@ -24,7 +24,7 @@ def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool
     added before.
     """
     read, write, get, put, floats, rounded, STORED, WORD = words_io(kind)
-    WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = 8 if kind == "bfloat16" else 4, tile.columns, tile.rows, tile.cluster, tile.threads
+    WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = widest(kind), tile.columns, tile.rows, tile.cluster, tile.threads
     CHANNELS, SUMS, STRIDE = WIDTH * COLUMNS, 2 * WIDTH, WIDTH * THREADS
     NUMBERS, BEGIN = 2 * CHANNELS, floats_of(tile, WIDTH) * WIDTH // 4
     (load_one, _), (gather, total), load_floats = scalar_io(kind), block_sums(tile, WIDTH), shared_floats(WIDTH)

@@ -19,8 +19,10 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit, types, u4
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two
+from nbcnn.ops.kernel.stored import PAIRS
 from nbcnn.ops.ptx import cvt, vector
 from nbcnn.ops.ptx.shuffle import WARP
+from nbcnn.plan.storage import HALVES
 
 ALL_LANES = 0xFFFFFFFF
 MOST_IN_FLIGHT = 8
@@ -73,33 +75,34 @@ def words_io(kind: str) -> tuple[Any, ...]:
     4 or 8 of them. rounded(values, words, at): the reverse.
     """
     tf32 = kind == "tfloat32"
-    if kind == "bfloat16":
+    if kind in HALVES:
+        low, high, pack = PAIRS[kind][:3]
 
         @jit(device=True)
         def read(array, i, words, at):
-            words[at], words[at + 1], words[at + 2], words[at + 3] = vector.load_bf16x8(array, i)
+            words[at], words[at + 1], words[at + 2], words[at + 3] = vector.load_halves8(array, i)
 
         @jit(device=True)
         def write(array, i, words, at):
-            vector.store_bf16x8(array, i, words[at], words[at + 1], words[at + 2], words[at + 3])
+            vector.store_halves8(array, i, words[at], words[at + 1], words[at + 2], words[at + 3])
 
         @jit(device=True)
         def get(array, i, words, at):
-            words[at], words[at + 1], words[at + 2], words[at + 3] = vector.shared_load_bf16x8(array, i)
+            words[at], words[at + 1], words[at + 2], words[at + 3] = vector.shared_load_halves8(array, i)
 
         @jit(device=True)
         def put(array, i, words, at):
-            vector.shared_store_bf16x8(array, i, words[at], words[at + 1], words[at + 2], words[at + 3])
+            vector.shared_store_halves8(array, i, words[at], words[at + 1], words[at + 2], words[at + 3])
 
         @jit(device=True)
         def floats(words, at, into):
             for k in range(4):
-                into[2 * k], into[2 * k + 1] = cvt.bf16_low(words[at + k]), cvt.bf16_high(words[at + k])
+                into[2 * k], into[2 * k + 1] = low(words[at + k]), high(words[at + k])
 
         @jit(device=True)
         def rounded(values, words, at):
             for k in range(4):
-                words[at + k] = cvt.bf16x2(values[2 * k], values[2 * k + 1])
+                words[at + k] = pack(values[2 * k], values[2 * k + 1])
     else:
 
         @jit(device=True)
@@ -128,7 +131,7 @@ def words_io(kind: str) -> tuple[Any, ...]:
             for k in range(4):
                 words[at + k] = cvt.tf32(values[k]) if tf32 else values[k]
 
-    stored, word = (types.uint16, u4) if kind == "bfloat16" else (f4, f4)
+    stored, word = (types.uint16, u4) if kind in HALVES else (f4, f4)
     return read, write, get, put, floats, rounded, stored, word
 
 

@@ -29,7 +29,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import power_of_two, quotient
 from nbcnn.ops.kernel.share import IN_FLIGHT, Share, floats_io, lanes_io, rows_sum
-from nbcnn.ops.kernel.stored import kinds
+from nbcnn.ops.kernel.stored import kinds, widest
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms.plane import column_sum, inverse_deviation, not_negative, rstd_of
@@ -286,7 +286,7 @@ def _sizes(call: Call, image: int) -> _Sizes:
     shape, kind = call.in_shapes[image], kinds(call)[0]
     volume = numel(shape[1:])
     planes = (shape[1], volume // shape[1]) if len(shape) == 4 and call.layout == "NHWC" else None
-    return _Sizes(kind, volume, planes, next(width for width in ((8, 4, 1) if kind == "bfloat16" else (4, 1)) if volume % width == 0))
+    return _Sizes(kind, volume, planes, next(width for width in ((8, 4, 1) if widest(kind) == 8 else (4, 1)) if volume % width == 0))
 
 
 def bind_fprop(call: Call) -> list[Launch]:

@@ -31,7 +31,7 @@ from nbcnn.ops.ptx.cvt import bf16x2, tf32
 from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init
 from nbcnn.ops.ptx.shuffle import exchange_word
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_tile_2d
-from nbcnn.ops.ptx.vector import store2, store_bf16x8
+from nbcnn.ops.ptx.vector import store2, store_halves8
 
 u8 = types.uint64
 _BARRIERS = 256
@@ -125,7 +125,7 @@ def _four_words(first: int) -> Any:
         r1 = exchange_word(w1 if upper else w3, 2)
         w0, w1, w2, w3 = (r0, r1, w2, w3) if upper else (w0, w1, r0, r1)
         if wanted:
-            store_bf16x8(c, at, w0, w1, w2, w3)
+            store_halves8(c, at, w0, w1, w2, w3)
 
     return run
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import types, u4
+from nbcnn.gpu.language import jit, types, u4
 from nbcnn.ops.ptx.asm import instruction
 
 _u8 = types.uint64
@@ -29,6 +29,12 @@ cp_async_commit = instruction("cp_async_commit_group", "cp.async.commit_group;",
 def cp_async_through(width: int) -> Any:
     """Intrinsic (to, from, bytes): 8 or 16 bytes, through the first-level cache, from which threads with common neighbours get them."""
     return _THROUGH[width]
+
+
+@jit(device=True)
+def nothing():
+    """What stands for a commit and a wait where threads copy through registers, before compute capability 8.0."""
+    return
 
 
 @cache

@@ -1,7 +1,7 @@
 """Conversions between float32, float16, bfloat16 and tf32: `cvt.rn.f16`, `cvt.rn.bf16x2`, `cvt.rna.tf32` (the last two need sm_80), and bit
 casts by `mov.b32`.
 
-Two bfloat16 travel as one uint32 word, the one at the lower address in the lower half. The simulator does the same in NumPy.
+Two bfloat16, or two float16, travel as one uint32 word, the one at the lower address in the lower half. The simulator does the same in NumPy.
 """
 
 from __future__ import annotations
@@ -35,6 +35,19 @@ if NUMBA_SIMULATOR:
         return np.float32(np.uint16(half).view(np.float16))
 
     @jit(device=True)
+    def f16x2(low, high):
+        a, b = encode(np.array([low, high], np.float32), "float16")
+        return np.uint32(int(a) | int(b) << 16)
+
+    @jit(device=True)
+    def f16_low(word):
+        return f16_float(int(word) & 0xFFFF)
+
+    @jit(device=True)
+    def f16_high(word):
+        return f16_float(int(word) >> 16)
+
+    @jit(device=True)
     def unknown(x):
         return x
 
@@ -56,6 +69,18 @@ else:
     """A float32 rounded to float16 (to nearest, ties to even), as the uint16 that an array keeps."""
     f16_float = instruction("cvt_f32_f16", "cvt.f32.f16 $0, $1;", f4, (types.uint16,), pure=True)
     """The float32 of a float16 (exact)."""
+    f16x2 = instruction(
+        "cvt_rn_f16x2_f32",
+        "{ .reg .b16 l, h; cvt.rn.f16.f32 l, $1; cvt.rn.f16.f32 h, $2; mov.b32 $0, {l, h}; }",
+        u4,
+        (f4, f4),
+        pure=True,
+    )
+    """Two float32 rounded to float16 (to nearest, ties to even) in one word, the first in the lower half: `cvt.rn.f16x2` needs sm_80."""
+    f16_low = instruction("cvt_f32_f16_low", "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", f4, (u4,), pure=True)
+    """The float16 in the lower half of a word, as float32 (exact)."""
+    f16_high = instruction("cvt_f32_f16_high", "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }", f4, (u4,), pure=True)
+    """The float16 in the upper half of a word, as float32 (exact)."""
     unknown = instruction("unknown", "mov.b32 $0, $1;", i4, (i4,))
     """The same int32, of which the compiler knows nothing: what is made of it is made here, not kept in registers from before a loop."""
     unknown_word = instruction("unknown_word", "mov.b32 $0, $1;", u4, (u4,))

@@ -1,8 +1,8 @@
-"""Loads and stores of 128 bits, four float32 or eight bfloat16 (uint16 arrays): `ld.global.v4`, `st.global.v4`, `ld.shared.v4`,
-`st.shared.v4`; of 64 bits, four bfloat16; and predicated loads.
+"""Loads and stores of 128 bits, four float32 or eight halves (bfloat16 or float16, uint16 arrays): `ld.global.v4`, `st.global.v4`, `ld.shared.v4`,
+`st.shared.v4`; of 64 bits, four halves; and predicated loads.
 
 Each takes (array, element offset), never a raw address, and the offset must be a multiple of the elements moved: the same
-kernel source then runs in the simulator, where these are plain Python on the same arrays. bfloat16 come and go as uint32
+kernel source then runs in the simulator, where these are plain Python on the same arrays. Halves come and go as uint32
 words of two, the first in the lower half; `nbcnn.ops.ptx.cvt` makes floats of them.
 """
 
@@ -47,32 +47,32 @@ if NUMBA_SIMULATOR:
         array[i], array[i + 1] = int(word) & 0xFFFF, int(word) >> 16
 
     @jit(device=True)
-    def load_bf16x8(array, offset):
+    def load_halves8(array, offset):
         return tuple(_word(array, offset + 2 * i) for i in range(4))
 
     @jit(device=True)
-    def load_bf16x8_if(array, offset, wanted):
+    def load_halves8_if(array, offset, wanted):
         return tuple(_word(array, offset + 2 * i) if wanted else u4(0) for i in range(4))
 
     @jit(device=True)
-    def load_bf16x4(array, offset):
+    def load_halves4(array, offset):
         return _word(array, offset), _word(array, offset + 2)
 
     @jit(device=True)
-    def load_bf16x4_if(array, offset, wanted):
+    def load_halves4_if(array, offset, wanted):
         return (_word(array, offset), _word(array, offset + 2)) if wanted else (u4(0), u4(0))
 
     @jit(device=True)
-    def store_bf16x8(array, offset, a, b, c, d):
+    def store_halves8(array, offset, a, b, c, d):
         for i, word in enumerate((a, b, c, d)):
             _put(array, offset + 2 * i, word)
 
     @jit(device=True)
-    def store_bf16x4(array, offset, a, b):
+    def store_halves4(array, offset, a, b):
         _put(array, offset, a)
         _put(array, offset + 2, b)
 
-    shared_load_bf16x8, shared_store_bf16x8 = load_bf16x8, store_bf16x8
+    shared_load_halves8, shared_store_halves8 = load_halves8, store_halves8
 else:
     from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared, instruction
 
@@ -168,41 +168,41 @@ else:
         _sts1(_hold(byte_address_shared(array)) + _u4(offset * 4), a)
 
     @jit(device=True)
-    def load_bf16x8(array, offset):
-        """array[offset : offset+8] of a device array of bfloat16 as four words, one LDG.128."""
+    def load_halves8(array, offset):
+        """array[offset : offset+8] of a device array of halves as four words, one LDG.128."""
         return _ldw4(byte_address_global(array) + _u8(i8(offset) * 2))
 
     @jit(device=True)
-    def load_bf16x8_if(array, offset, wanted):
-        """array[offset : offset+8] as `load_bf16x8` gives it, through the read-only path; zeros where `wanted` is 0 (nothing is then read)."""
+    def load_halves8_if(array, offset, wanted):
+        """array[offset : offset+8] as `load_halves8` gives it, through the read-only path; zeros where `wanted` is 0 (nothing is then read)."""
         return _ldw4_if(byte_address_global(array) + _u8(i8(offset) * 2), wanted)
 
     @jit(device=True)
-    def load_bf16x4(array, offset):
-        """array[offset : offset+4] of a device array of bfloat16 as two words, one LDG.64."""
+    def load_halves4(array, offset):
+        """array[offset : offset+4] of a device array of halves as two words, one LDG.64."""
         return _ldw2(byte_address_global(array) + _u8(i8(offset) * 2))
 
     @jit(device=True)
-    def load_bf16x4_if(array, offset, wanted):
-        """array[offset : offset+4] as `load_bf16x4` gives it, through the read-only path; zeros where `wanted` is 0 (nothing is then read)."""
+    def load_halves4_if(array, offset, wanted):
+        """array[offset : offset+4] as `load_halves4` gives it, through the read-only path; zeros where `wanted` is 0 (nothing is then read)."""
         return _ldw2_if(byte_address_global(array) + _u8(i8(offset) * 2), wanted)
 
     @jit(device=True)
-    def store_bf16x8(array, offset, a, b, c, d):
-        """array[offset : offset+8] = four words of bfloat16 of a device array, one STG.128."""
+    def store_halves8(array, offset, a, b, c, d):
+        """array[offset : offset+8] = four words of halves of a device array, one STG.128."""
         _stw4(byte_address_global(array) + _u8(i8(offset) * 2), a, b, c, d)
 
     @jit(device=True)
-    def store_bf16x4(array, offset, a, b):
-        """array[offset : offset+4] = two words of bfloat16 of a device array, one STG.64."""
+    def store_halves4(array, offset, a, b):
+        """array[offset : offset+4] = two words of halves of a device array, one STG.64."""
         _stw2(byte_address_global(array) + _u8(i8(offset) * 2), a, b)
 
     @jit(device=True)
-    def shared_load_bf16x8(array, offset):
-        """array[offset : offset+8] of a shared array of bfloat16 as four words, one LDS.128."""
+    def shared_load_halves8(array, offset):
+        """array[offset : offset+8] of a shared array of halves as four words, one LDS.128."""
         return _ldsw4(_hold(byte_address_shared(array)) + _u4(offset * 2))
 
     @jit(device=True)
-    def shared_store_bf16x8(array, offset, a, b, c, d):
-        """array[offset : offset+8] = four words of bfloat16 of a shared array, one STS.128."""
+    def shared_store_halves8(array, offset, a, b, c, d):
+        """array[offset : offset+8] = four words of halves of a shared array, one STS.128."""
         _stsw4(_hold(byte_address_shared(array)) + _u4(offset * 2), a, b, c, d)

@@ -28,6 +28,8 @@ def _load(kind: str, count: int) -> Any:
 
 
 _ld1, _ld2, _ld4 = _load("b32", 1), _load("b32", 2), _load("b32", 4)
+word_at, words_4_at = _ld1, _ld4
+"""(global address, wanted) -> the word, or the four words, there."""
 _ld_half = instruction(
     "ld_global_nc_b16_wanted",
     "{ .reg .pred p; .reg .b16 h; setp.ne.s32 p, $2, 0; mov.b16 h, 0; @p ld.global.nc.b16 h, [$1]; cvt.u32.u16 $0, h; }",

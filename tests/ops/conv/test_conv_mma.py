@@ -24,7 +24,8 @@ from nbcnn.ops.kernel.call import Call
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.plan.storage import numpy_dtype
 
-PRECISIONS = ("bf16", "tf32", "fp32")
+PRECISIONS = ("bf16", "tf32", "fp32", "fp16")
+T4 = Target((7, 5), 40, 64 * 1024, 64 * 1024)
 STRIDED = (ConvShape(2, 8, 9, 7, 8, 3, 3, 2, 1), ConvShape(1, 64, 6, 6, 32, 3, 3, 2, 1), ConvShape(1, 12, 10, 10, 20, 5, 4, 3, 2))
 
 
@@ -108,7 +109,7 @@ def test_a_long_product_is_split_whatever_its_channels(precision):
     g, impl = correlation(call), ops(precision)[named("conv_fprop")]
     tile = choose(g, precision, H200)
     assert tile.split > 1
-    assert {made.split for made in candidates(g, KINDS[precision])} >= {1, tile.split}
+    assert {made.split for made in candidates(g, KINDS[precision], H200)} >= {1, tile.split}
     call = replace(call, tile=tile)
     product, added = impl.traffic(call)
     assert impl.scratch(call) == product.write == added.read == 4 * tile.split * 256 * 10
@@ -122,6 +123,19 @@ def test_a_long_product_is_split_whatever_its_channels(precision):
 def test_every_tile(gpu, precision, op, first):
     """One op has every second tile, the other those between: each is a kernel to compile."""
     check(gpu, precision, [case for case in one_shape() if case.op == named(op)], WHOLE[precision][first::2])
+
+
+def test_tiles_of_fp16_that_compute_capability_7_5_can_hold(device):
+    """Small and ragged channels, copied by 16 bytes, by 4 and by 2, in several k-tiles, with the tiles that a T4 has."""
+    wide, pairs = ConvShape(1, 72, 4, 3, 12, 3, 3, 1, 1), ConvShape(1, 6, 5, 4, 5, 3, 3, 2, 1)
+    cases = [case for case in image_cases([*conv_cases(wide), *conv_cases(pairs), *pooled_cases(replace(wide, W=4))]) if "fprop" in str(case.op)]
+    check(device, "fp16", cases, [tile for tile in WHOLE["fp16"] if tile.shared_bytes <= T4.shared_of_block][-2:])
+
+
+def test_the_tiles_of_fp16_fit_a_t4():
+    for shape in (*MEAN_CONVS, *STRIDED, *REAL_CONVS):
+        assert choose(correlation(bare_call("conv_fprop", shape, "fp16")), "fp16", T4).shared_bytes <= T4.shared_of_block
+    assert sum(tile.shared_bytes <= T4.shared_of_block for tile in WHOLE["fp16"]) == 4
 
 
 def bare_call(op: str, c: ConvShape, precision: str) -> Call:
@@ -229,6 +243,7 @@ def test_packed_filters_in_the_formula_give_the_op(shape):
         ("bf16", "conv_relu_pool_fprop", "80", 256),
         ("tf32", "upconv_relu_fprop", "90a", 1),
         ("fp32", "conv_dgrad_relu", "90a", 256),
+        ("fp16", "conv_relu_pool_fprop", "75", 256),
     ],
 )
 def test_compile_within_the_registers_of_the_tile(precision, op, arch, batch):
@@ -238,3 +253,16 @@ def test_compile_within_the_registers_of_the_tile(precision, op, arch, batch):
     report = compile_launch(launch, arch)
     assert report.frame_bytes == 0
     assert report.registers * tile.threads * tile.blocks <= 65536
+
+
+@pytest.mark.sampled
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("tile", [tile for tile in WHOLE["fp16"] if tile.shared_bytes <= T4.shared_of_block], ids=lambda tile: f"{tile.BM}x{tile.BN}")
+@pytest.mark.parametrize("channels", [64, 6, 3])
+def test_fp16_compiles_for_7_5_without_spills(tile, channels):
+    """Whatever the channels allow a copy to have: 16 bytes, 4 or 2."""
+    for op in ("conv_relu_pool_fprop", "conv_dgrad_relu"):
+        shape = replace(REAL_CONVS[1], C=channels) if op.endswith("fprop") else replace(REAL_CONVS[1], K=channels)
+        report = compile_launch(launches(op, shape, "fp16", tile)[0], "75")
+        assert report.frame_bytes == 0
+        assert report.registers * tile.threads * tile.blocks <= 65536

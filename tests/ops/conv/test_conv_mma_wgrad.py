@@ -25,7 +25,7 @@ from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.plan.storage import numpy_dtype
 
-PRECISIONS = ["bf16", "tf32", "fp32"]
+PRECISIONS = ["bf16", "tf32", "fp32", "fp16"]
 SHAPES = (
     *MEAN_CONVS,
     ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1),
@@ -75,7 +75,7 @@ def test_every_tile_is_right(gpu, precision):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp16"])
 def test_the_ring_may_end_at_any_slot(device, precision, steps):
     """Sums of the bias lie where the ring was, of which the last copies may still be on their way; the last step is ragged."""
     tile = min(TILES[precision], key=lambda tile: (tile.BM * tile.BN, tile.stages))
@@ -106,7 +106,7 @@ def test_lanes_that_read_together_find_different_banks(kind, columns):
             assert len(banks) == 32
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_rows_of_a_fragment_are_all_its_channels(precision):
     row = row_of(KINDS[precision]).py_func
     assert sorted(int(row(np.int32(h), np.int32(g))) for h in range(2) for g in range(COLUMNS)) == list(range(ROWS))
@@ -152,3 +152,22 @@ def launches(case: Case, precision: str, tile: PixelTile) -> list:
 def test_compiles_without_spills(precision, shape, up, tile):
     case = next(case for case in (up_cases if up else conv_cases)(shape) if str(case.op).endswith("wgrad"))
     assert_lean(launches(case, precision, tile)[0], "80", 255)
+
+
+@pytest.mark.parametrize("channels", [8, 6, 3])
+def test_fp16_copies_through_registers_whatever_the_channels(device, channels):
+    """16 bytes at a time, 4 and 2; several steps of pixels, padding, and both operands that a bias is summed of."""
+    cases = [*conv_cases(ConvShape(1, channels, 6, 7, channels, 3, 3, 1, 1)), *up_cases(ConvShape(1, channels, 3, 4, channels, 3, 3, 1, 1))]
+    row = row_for("fp16")
+    for case in (case for case in cases if str(case.op).endswith("wgrad")):
+        assert gradcheck.parity(row, row.fallbacks[0][1][case.op], case, device) <= gradcheck.bound(case, "fp16"), (case.op, case.label)
+
+
+@pytest.mark.sampled
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("tile", TILES["fp16"], ids=lambda tile: f"{tile.BM}x{tile.BN}")
+@pytest.mark.parametrize("channels", [64, 6, 3])
+def test_fp16_compiles_for_7_5_without_spills(tile, channels):
+    assert tile.shared_bytes(KINDS["fp16"]) <= 64 * 1024
+    case = next(case for case in conv_cases(ConvShape(1, channels, 4, 4, channels, 3, 3, 1, 1)) if str(case.op).endswith("wgrad"))
+    assert_lean(launches(case, "fp16", tile)[0], "75", 255)

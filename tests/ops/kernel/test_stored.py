@@ -1,4 +1,4 @@
-"""Tests of every common op on activations stored as bfloat16 and tf32, in both layouts: right to one rounding, and rounded by the writer."""
+"""Tests of every common op on activations stored as bfloat16, float16 and tf32, in both layouts: right to one rounding, and rounded by the writer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbcnn.modes import COMMON, named
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.storage import encode
 
-PRECISIONS = ["tf32", "bf16"]
+PRECISIONS = ["tf32", "bf16", "fp16"]
 # These keep to float32 whatever the activations are, and test_optim_ops.py tests them.
 FLOAT32_ONLY = ("gather_labels", "sgd", "adam", "grad_norm", "advance", "pack_weights", "weigh_part", "accumulate", "ema", "xent_total")
 CASES = [case for case in mean_cases() if case.op in COMMON and str(case.op) not in FLOAT32_ONLY]
@@ -66,9 +66,10 @@ def test_convert_at_the_doors(precision, shape, device, rng):
 
 @pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize(("store", "arch"), [("bfloat16", "80"), ("float16", "75")])
 @pytest.mark.parametrize("op", ["relu_dgrad", "maxpool_dgrad", "gather"])
-def test_bfloat16_kernels_compile_without_spills(op):
+def test_kernels_of_halves_compile_without_spills(op, store, arch):
     case = next(c for c in CASES if c.op == named(op) and (len(c.outs[0][0]) < 2 or c.outs[0][0][1] % 4 == 0 or op == "gather"))
-    bound = Bound(COMMON[named(op)], op, case.ins, case.outs, device=gpu_device.Host(), attrs=case.attrs, layout="NHWC", store="bfloat16")
+    bound = Bound(COMMON[named(op)], op, case.ins, case.outs, device=gpu_device.Host(), attrs=case.attrs, layout="NHWC", store=store)
     for launch in bound.launches:
-        assert_lean(launch, "80")
+        assert_lean(launch, arch)

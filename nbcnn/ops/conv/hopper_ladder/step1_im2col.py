@@ -14,7 +14,7 @@ from nbcnn.ops.conv.hopper_ladder.mma_product import multiply, shared_address, s
 from nbcnn.ops.conv.hopper_ladder.parts import BK, BLOCKS, BM, BN, SUMS, THREADS, blocks, first_corner, step, words
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
-from nbcnn.ops.ptx.vector import load_bf16x8_if, shared_store_bf16x8
+from nbcnn.ops.ptx.vector import load_halves8_if, shared_store_halves8
 
 CHUNKS = BK // 8
 """Chunks of 16 bytes in a row of a k-tile."""
@@ -70,13 +70,13 @@ def im2col_kernel(x, w, y, GM, H, W, C, P, Q, K, R, S, stride, top, left, across
             for i in range(PASSES):
                 h, v = rows[i] + r, columns[i] + s
                 inside = 0 <= h < H and 0 <= v < W
-                a[i, 0], a[i, 1], a[i, 2], a[i, 3] = load_bf16x8_if(x, ((images[i] + h) * W + v) * C + c + 8 * chunk, inside)
+                a[i, 0], a[i, 1], a[i, 2], a[i, 3] = load_halves8_if(x, ((images[i] + h) * W + v) * C + c + 8 * chunk, inside)
                 n = n0 + row + i * DOWN
-                b[i, 0], b[i, 1], b[i, 2], b[i, 3] = load_bf16x8_if(w, (n * R * S + tap) * C + c + 8 * chunk, n < K)
+                b[i, 0], b[i, 1], b[i, 2], b[i, 3] = load_halves8_if(w, (n * R * S + tap) * C + c + 8 * chunk, n < K)
             for i in range(PASSES):
                 at = swizzled(row + i * DOWN, chunk)
-                shared_store_bf16x8(As, at, a[i, 0], a[i, 1], a[i, 2], a[i, 3])
-                shared_store_bf16x8(Bs, at, b[i, 0], b[i, 1], b[i, 2], b[i, 3])
+                shared_store_halves8(As, at, a[i, 0], a[i, 1], a[i, 2], a[i, 3])
+                shared_store_halves8(Bs, at, b[i, 0], b[i, 1], b[i, 2], b[i, 3])
             cuda.syncthreads()
             multiply(acc, shared_address(As), shared_address(Bs), warp, lane)
             cuda.syncthreads()

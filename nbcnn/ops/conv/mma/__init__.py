@@ -1,4 +1,4 @@
-"""Convolutions for tensor cores of compute capability 8.0 and later: cp.async fetches tiles, mma.sync multiplies them; every shape."""
+"""Convolutions for tensor cores from compute capability 8.0 on, in float16 7.5: cp.async fetches tiles, mma.sync multiplies them; every shape."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from nbcnn.plan.op import Op
 
 
 def ops(precision: str) -> dict[Op, Impl]:
-    """The ops of this engine in "bf16", "tf32" or "fp32"."""
+    """The ops of this engine in "bf16", "tf32", "fp32" or "fp16"."""
     return implementations(precision) | wgrad.ops(precision)

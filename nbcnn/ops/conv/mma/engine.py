@@ -67,7 +67,9 @@ def implementations(precision: str) -> dict[Op, Impl]:
         after = size(call, "in", 2) if call.op.mask else 4 * numel(call.out_shapes[0]) if kind_of(call) == "moments" else 0
         return microseconds(call.tile, correlation(call), kind, product.distinct + outputs(call), target) + after / EPILOGUE
 
-    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of, engine="mma", estimate=estimate, pitched=source_part)
+    impl = Impl(
+        bind, scratch, refusal, tile, pack_filters, kind.store, kind.needs, tiles, bytes_of, engine="mma", estimate=estimate, pitched=source_part
+    )
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
 

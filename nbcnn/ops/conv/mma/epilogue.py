@@ -15,10 +15,11 @@ from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
 from nbcnn.ops.activations.table import applied
 from nbcnn.ops.conv.frame.moments import Columns, add_row, finish
 from nbcnn.ops.conv.mma.tile import Kind, Tile
-from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
-from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
+from nbcnn.ops.kernel.stored import PAIRS, scalar_io, vector_io, vector_load_if
+from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32
 from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_2
 from nbcnn.ops.ptx.vector import load1_if, store4
+from nbcnn.plan.storage import HALVES
 
 _BATCH = 4
 """Rows whose masks a thread has in flight."""
@@ -267,14 +268,15 @@ def row_moments(tile: Tile, kind: Kind, bias: bool) -> Any:
 @cache
 def _rounded(store: str) -> Any:
     """Device function (values, shift): four sums with their bias, as a store rounds them."""
+    HALF, (lower, upper, pack) = store in HALVES, PAIRS.get(store, PAIRS["bfloat16"])[:3]
 
     @jit(device=True)
     def run(values, shift):
         for q in range(4):
             values[q] += shift[q]
-        if store == "bfloat16":
-            low, high = bf16x2(values[0], values[1]), bf16x2(values[2], values[3])
-            values[0], values[1], values[2], values[3] = bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high)
+        if HALF:
+            low, high = pack(values[0], values[1]), pack(values[2], values[3])
+            values[0], values[1], values[2], values[3] = lower(low), upper(low), lower(high), upper(high)
         elif store == "tfloat32":
             for q in range(4):
                 values[q] = tf32(values[q])

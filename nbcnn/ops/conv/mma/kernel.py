@@ -1,7 +1,8 @@
-"""The kernel of the portable tensor-core engine: an implicit GEMM by cp.async, ldmatrix and mma.sync (compute capability 8.0).
+"""The kernel of the portable tensor-core engine: an implicit GEMM by cp.async, ldmatrix and mma.sync (compute capability 8.0, in float16 7.5).
 
 A ring of k-tiles in shared memory. In each step the block waits for the oldest k-tile, begins to copy the one that takes the slot which
-was read last, and multiplies: one barrier a k-tile, which also says that everyone has left that slot.
+was read last, and multiplies: one barrier per k-tile, which also says that everyone has left that slot. Float16 goes to shared memory through
+registers, since 7.5 has no cp.async (loads).
 
 Source: the multistage pipeline of CUTLASS (github.com/NVIDIA/cutlass, include/cutlass/gemm/threadblock/mma_multistage.h).
 """
@@ -19,7 +20,7 @@ from nbcnn.ops.conv.mma.rows import put_rows
 from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Tile
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait
+from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait, nothing
 
 u8 = types.uint64
 
@@ -41,11 +42,14 @@ def gather_product(
     AHEAD, RING, A_BYTES = tile.stages - 1, tile.ring_bytes, tile.BM * ROW_BYTES
     SUMS = tile.BM * tile.BN // tile.threads
     rows = put_rows(tile, dilate, pooled)
-    start_source, fetch_source, ROWS = source_rows(tile, kind, width, whole, dilate)
-    fetch_filters, corners, multiply = filter_rows(tile), fragment_corners(tile), multiply_tile(tile, kind)
+    start_source, fetch_source, land_source, ROWS = source_rows(tile, kind, width, whole, dilate)
+    (fetch_filters, land_filters, FILTERS), corners, multiply = filter_rows(tile, kind), fragment_corners(tile), multiply_tile(tile, kind)
+    HELD_A, HELD_B = (1, 1) if kind.asynchronous else (4 * ROWS, 4 * FILTERS)
     put, partial = put_fragments(tile), store_partial(tile, vector)
     pixels, windows = store_rows(tile, kind, bias, after, epilogue == "mask", vector), store_pooled(tile, kind, bias, vector)
-    wait, wait_all = cp_async_wait(tile.stages - 2), cp_async_wait(0)
+    wait, wait_all, commit = cp_async_wait(tile.stages - 2), cp_async_wait(0), cp_async_commit
+    if not kind.asynchronous:
+        wait = wait_all = commit = nothing
     is_partial, is_pool, with_moments = epilogue == "partial", epilogue == "pool", epilogue == "moments"
     moments = row_moments(tile, kind, bias)
 
@@ -84,16 +88,20 @@ def gather_product(
         n = n0 + (tid >> 3)
         filters = byte_address_global(w) + u8(i8(phase * K + n) * pitch + first * ROW_BYTES + (tid & 7) * 16)
 
+        held_a = cuda.local.array(HELD_A, u4)
+        held_b = cuda.local.array(HELD_B, u4)
         acc = cuda.local.array(SUMS, f4)
         for i in range(SUMS):
             acc[i] = 0.0
         a, b_, chunk_a, chunk_b = corners()
         for s in range(AHEAD):
             if s < count:
-                fetch_source(ring + s * STAGE, x, source, offsets, masks, tap, C, apart, W, R, S, halves, ring)
-                fetch_filters(ring + (s * STAGE + A_BYTES), filters, pitch, K - n)
+                fetch_source(ring + s * STAGE, x, source, offsets, masks, tap, C, apart, W, R, S, halves, ring, held_a)
+                fetch_filters(ring + (s * STAGE + A_BYTES), filters, pitch, K - n, held_b)
+                land_source(ring + s * STAGE, held_a)
+                land_filters(ring + (s * STAGE + A_BYTES), held_b)
                 filters += u8(ROW_BYTES)
-            cp_async_commit()
+            commit()
         end = ring + STAGES * STAGE
         reading, writing = ring, ring + AHEAD * STAGE
         k = 0
@@ -101,11 +109,14 @@ def gather_product(
             wait()
             cuda.syncthreads()
             if k + AHEAD < count:
-                fetch_source(writing, x, source, offsets, masks, tap, C, apart, W, R, S, halves, ring)
-                fetch_filters(writing + A_BYTES, filters, pitch, K - n)
+                fetch_source(writing, x, source, offsets, masks, tap, C, apart, W, R, S, halves, ring, held_a)
+                fetch_filters(writing + A_BYTES, filters, pitch, K - n, held_b)
                 filters += u8(ROW_BYTES)
-            cp_async_commit()
+            commit()
             multiply(acc, reading + a, reading + b_, chunk_a, chunk_b)
+            if k + AHEAD < count:
+                land_source(writing, held_a)
+                land_filters(writing + A_BYTES, held_b)
             reading += STAGE
             writing += STAGE
             reading = ring if reading == end else reading

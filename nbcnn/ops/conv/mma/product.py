@@ -18,7 +18,7 @@ from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4
 
 STEPS = 4
-"""Products of one k-tile, one after another: 32 bytes of k each, 16 bfloat16 or 8 tf32."""
+"""Products of one k-tile, one after another: 32 bytes of k each, 16 halves or 8 tf32."""
 
 
 @cache

@@ -17,7 +17,7 @@ from nbcnn.ops.conv.frame.awkward import narrow
 from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.kernel.cost import CYCLES_A_MICROSECOND
 from nbcnn.ops.kernel.tiles import unsplit
-from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
+from nbcnn.ops.ptx.mma import mma_bf16, mma_f16, mma_tf32
 
 ROW_BYTES = 128
 """Bytes of one row of an operand in one k-tile."""
@@ -33,6 +33,7 @@ class Kind:
     store     how activations and packed filters are stored (`nbcnn.plan.storage`).
     products  products of tensor cores behind one of the result: three where operands are split in two.
     cycles    of a multiprocessor, for one result of one k-tile, with enough warps and large parts for each.
+    asynchronous  cp.async brings tiles; without it, on compute capability 7.5, they go through registers.
     """
 
     name: str
@@ -41,6 +42,12 @@ class Kind:
     products: int
     multiply: Any
     cycles: float
+    asynchronous: bool = True
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """The least compute capability."""
+        return (8, 0) if self.asynchronous else (7, 5)
 
     @property
     def channels(self) -> int:
@@ -52,6 +59,8 @@ KINDS = {
     "bf16": Kind("bf16", 2, "bfloat16", 1, mma_bf16, 0.060),
     "tf32": Kind("tf32", 4, "tfloat32", 1, mma_tf32, 0.058),
     "fp32": Kind("fp32", 4, "float32", 3, mma_tf32, 0.202),
+    # Not measured: 512 products in a cycle of a multiprocessor are what NVIDIA's whitepaper says of Turing's tensor cores.
+    "fp16": Kind("fp16", 2, "float16", 1, mma_f16, 0.125, asynchronous=False),
 }
 
 
@@ -122,6 +131,8 @@ WHOLE = {
     "tf32": (Tile(128, 128, 2, 2, 3, 2), Tile(128, 64, 2, 2, 3, 3), *_SMALL),
     # A float32 sum has a second register for the k-tile at hand.
     "fp32": (Tile(128, 128, 2, 4, 3, 1), Tile(128, 64, 2, 2, 3, 2), *_SMALL),
+    # Compute capability 7.5 has 64 KiB of shared memory, which all but the first fit: two stages, and eight warps where there is room for one block.
+    "fp16": (Tile(128, 128, 2, 4, 3, 1), Tile(128, 64, 4, 2, 2, 1), Tile(64, 64, 2, 4, 2, 1), Tile(32, 64, 2, 2, 2, 2), Tile(32, 32, 2, 2, 2, 3)),
 }
 """Tiles for operands that can be read 16 bytes at a time."""
 RAGGED = (Tile(64, 64, 2, 2, 3, 2), Tile(32, 32, 2, 2, 3, 2))
@@ -140,16 +151,18 @@ _BYTES_A_CYCLE = 20
 
 
 def width(g: Correlation, kind: Kind) -> int:
-    """Elements of the source that can be copied at once: 16 bytes' worth, a pair of bfloat16, or one."""
+    """Elements of the source that can be copied at once: 16 bytes' worth, a pair of halves, or one."""
     return next(count for count in (16 // kind.element, 4 // kind.element, 1) if g.C % count == 0)
 
 
-def candidates(g: Correlation, kind: Kind) -> list[Tile]:
-    """Every tile that serves a gather, with every split."""
+def candidates(g: Correlation, kind: Kind, target: Target) -> list[Tile]:
+    """Every tile that serves a gather and that the GPU has shared memory for, with every split."""
     k_tiles = g.k_tiles(kind.channels)
     shapes: Iterable[Tile] = WHOLE[kind.name] if width(g, kind) * kind.element == 16 else RAGGED
     made = []
     for tile in shapes:
+        if tile.shared_bytes > target.shared_of_block:
+            continue
         # Equal parts: where rounding up leaves the last blocks without work, they are not started.
         for split in range(1, min(k_tiles, MAX_SPLIT) + 1):
             made.append(replace(tile, split=-(-k_tiles // -(-k_tiles // split))))
@@ -206,6 +219,7 @@ BESIDE = {
     "fp32": Rates(2.25, 3070, 422, 0.84, 0.563, 22.0, 0.07, 2.4e6, 2.09, 8.5e6),
 }
 """Fitted to 416 times of the chosen tile beside other engines, on an H100; ratios within a step count more than times."""
+BESIDE["fp16"] = BESIDE["bf16"]  # not measured
 _SOFT = 8
 
 
@@ -229,12 +243,12 @@ def microseconds(tile: Tile, g: Correlation, kind: Kind, moved: float, target: T
 def choose(g: Correlation, kind_name: str, target: Target) -> Tile:
     """The tile with the least estimated time."""
     kind = KINDS[kind_name]
-    return min(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, target))
+    return min(candidates(g, kind, target), key=lambda tile: cycles(tile, g, kind, target))
 
 
 def worth_measuring(g: Correlation, kind: Kind, target: Target) -> list[Tile]:
     """Each tile with its two splits of the least estimated times."""
     made: dict[Tile, list[Tile]] = {}
-    for tile in sorted(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, target)):
+    for tile in sorted(candidates(g, kind, target), key=lambda tile: cycles(tile, g, kind, target)):
         made.setdefault(unsplit(tile), []).append(tile)
     return [tile for splits in made.values() for tile in splits[:2]]

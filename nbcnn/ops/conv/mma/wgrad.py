@@ -82,7 +82,7 @@ class MmaWeightGradient(WeightGradient[PixelTile]):
         return Launch(kernel, (rows * columns, tile.parts(g)), tile.threads, args, shared=tile.shared_bytes(kind), name=call.op)
 
 
-IMPLS = {name: MmaWeightGradient(kind).impl(needs=(8, 0)) for name, kind in KINDS.items()}
+IMPLS = {name: MmaWeightGradient(kind).impl(needs=kind.needs) for name, kind in KINDS.items()}
 
 
 def ops(precision: str) -> dict[Op, Impl]:

@@ -17,12 +17,12 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
-from nbcnn.ops.conv.mma.wgrad_load import NEVER, copy_shifted, copy_stationary, describe_pixel
+from nbcnn.ops.conv.mma.wgrad_load import NEVER, copy_shifted, copy_stationary, describe_pixel, land
 from nbcnn.ops.conv.mma.wgrad_product import COLUMNS, ROWS, add_pixels, lane_offset, load_a, load_b, multiply, row_of, store_sums
 from nbcnn.ops.conv.mma.wgrad_tile import ALIGNMENT, DESCRIPTOR, KINDS, Kind, PixelTile
 from nbcnn.ops.kernel.loops import split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait
+from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait, nothing
 from nbcnn.ops.ptx.cvt import bits_float, float_bits
 from nbcnn.ops.ptx.shared import load_words_1, store_words_1
 
@@ -46,7 +46,8 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_stationary: int, width_shi
     words_a, words_b = tile.WM // ROWS * 4, tile.WN // COLUMNS * 2
     depths, words = tile.BK // kind.depth, words_a + words_b
     rows_a, rows_b = (tile.BK * tile.BM // (kind.chunk * tile.threads), tile.BK * tile.BN // (kind.chunk * tile.threads))
-    landed = cp_async_wait(tile.stages - 2)
+    landed, commit = (cp_async_wait(tile.stages - 2), cp_async_commit) if kind.asynchronous else (nothing, nothing)
+    land_a, land_b = land(kind, pitch_a, rows_a), land(kind, pitch_b, rows_b)
 
     rounds = tile.WM // ROWS
 
@@ -67,14 +68,19 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_stationary: int, width_shi
         SUMMED = bias != "" and i == 0
         add = add_pixels(kind, "B", tile.WN, now + words_a) if bias == "shifted" else add_pixels(kind, "A", tile.WM, now)
         copying = depth * rounds + i, (depths - 1) * rounds
-        copy_a = copy_stationary(kind.element, width_stationary, pitch_a, *shares(rows_a, *copying))
-        copy_b = copy_shifted(kind.element, width_shifted, pitch_b, *shares(rows_b, *copying))
+        copy_a = copy_stationary(kind, width_stationary, pitch_a, *shares(rows_a, *copying))
+        copy_b = copy_shifted(kind, width_shifted, pitch_b, *shares(rows_b, *copying))
 
         @jit(device=True)
-        def run(acc, words, sums, turn, a, b, next_a, next_b, stationary, shifted, to_a, to_b, pixel, m, M, apart, limit, table, delta, left, bits):
+        def run(
+            acc, words, sums, turn, a, b, next_a, next_b, stationary, shifted, to_a, to_b, pixel, m, M, apart, limit, table, delta, left, bits,
+            held_a, held_b,
+        ):  # fmt: skip
             if SUMMED and turn:
                 add(sums, words)
             if LAST:
+                land_a(to_a, held_a)
+                land_b(to_b, held_b)
                 landed()
                 cuda.syncthreads()
             if NEXT:
@@ -83,10 +89,10 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_stationary: int, width_shi
             else:
                 fetch_b(words, b)
                 fetch_a(words, a)
-            copy_a(to_a, stationary, byte_address_global(stationary), pixel, m, M, apart, limit)
-            copy_b(to_b, shifted, byte_address_global(shifted), table, delta, left, bits)
+            copy_a(to_a, stationary, byte_address_global(stationary), pixel, m, M, apart, limit, held_a)
+            copy_b(to_b, shifted, byte_address_global(shifted), table, delta, left, bits, held_b)
             if COPIED:
-                cp_async_commit()
+                commit()
             product(acc, words)
 
         return run
@@ -130,11 +136,15 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
     WORDS_A, WORDS_B = WM // ROWS * 4, WN // COLUMNS * 2
     ACC, ALL_WORDS, SUMS = WM * WN // 32, 2 * (WORDS_A + WORDS_B), max(WM, WN) // COLUMNS
     multiply_step = step_of_pixels(tile, kind, width_stationary, width_shifted, bias)
-    copy_a = copy_stationary(kind.element, width_stationary, PITCH_A, 0, ROWS_A)
-    copy_b = copy_shifted(kind.element, width_shifted, PITCH_B, 0, ROWS_B)
+    copy_a = copy_stationary(kind, width_stationary, PITCH_A, 0, ROWS_A)
+    copy_b = copy_shifted(kind, width_shifted, PITCH_B, 0, ROWS_B)
+    land_a, land_b = land(kind, PITCH_A, ROWS_A), land(kind, PITCH_B, ROWS_B)
+    HELD_A, HELD_B = (1, 1) if kind.asynchronous else (4 * ROWS_A, 4 * ROWS_B)
     first_a, first_b = load_a(kind, PITCH_A, 0, WM // 16, 0, 0), load_b(kind, PITCH_B, 0, WN // 16, WORDS_A, 0)
     offset_a, offset_b = lane_offset(kind, PITCH_A, "A"), lane_offset(kind, PITCH_B, "B")
-    store, landed, all_landed = store_sums(kind, WM, WN), cp_async_wait(STAGES - 2), cp_async_wait(0)
+    store, landed, all_landed, commit = store_sums(kind, WM, WN), cp_async_wait(STAGES - 2), cp_async_wait(0), cp_async_commit
+    if not kind.asynchronous:
+        landed = all_landed = commit = nothing
     put_sums, total = gather_sums(tile, kind, bias or "stationary")
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
 
@@ -150,7 +160,7 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
         block: warps of WM × WN; owns: per block BM × BN, per warp WM × WN, per thread what mma.sync gives it.
         shared: stages · BK · (BM + BN) elements and their padding; moves per block: steps·BK·(BM + BN) elements + 4·BM·BN bytes.
         apart, from_pixel: elements from one pixel to the next of `stationary` and of `shifted`.
-        needs: compute capability 8.0 (mma.sync, cp.async).
+        needs: compute capability 8.0 (mma.sync, cp.async), in float16 7.5.
         bias: "stationary" sums that operand, column tiles and warps taking turns: partials_b[z][column tile][m]; "shifted" sums the inner four
         of 4×4 taps of stride 2, which see each pixel once, row tiles and warps taking turns: partials_b[z][row tile][inner tap][c].
         """
@@ -194,15 +204,19 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
         here = tables + tid * DESCRIPTOR
         slot, even = ring, 0
         step_pixels = first * BK + row_a
+        held_a = cuda.local.array(HELD_A, u4)
+        held_b = cuda.local.array(HELD_B, u4)
         for _ in range(STAGES - 1):
             if tid < DESCRIBERS:
                 describe_pixel(here + even, pixel < limit, image, p, q, from_pixel, H, W, R, S, stride, top, left)
             image, p, q = step_pixel(image, p, q, dn, dp, dq, P, Q)
             pixel += BK
             cuda.syncthreads()
-            copy_a(slot + into_a, stationary, byte_address_global(stationary), step_pixels, m, M, apart, limit_a)
-            copy_b(slot + into_b, shifted, byte_address_global(shifted), tables + even + row_b * DESCRIPTOR, delta, channels_left, bits)
-            cp_async_commit()
+            copy_a(slot + into_a, stationary, byte_address_global(stationary), step_pixels, m, M, apart, limit_a, held_a)
+            copy_b(slot + into_b, shifted, byte_address_global(shifted), tables + even + row_b * DESCRIPTOR, delta, channels_left, bits, held_b)
+            land_a(slot + into_a, held_a)
+            land_b(slot + into_b, held_b)
+            commit()
             slot += SLOT
             step_pixels += BK
             even = TABLE - even
@@ -250,6 +264,7 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
             multiply_step(
                 acc, words, sums, turn, read + from_a, read + from_b, ahead + from_a, ahead + from_b,
                 stationary, shifted, slot + into_a, slot + into_b, step_pixels, m, M, apart, limit_a, table, delta, channels_left, bits,
+                held_a, held_b,
             )  # fmt: skip
             if turn:
                 due += period

@@ -3,7 +3,7 @@
 A warp tile of `stationary` is A of one mma for every 16 channels, four words per lane; one of `shifted` is B of one mma for every eight channels,
 two words per lane. They are loaded straight into the registers next to each other that an mma takes:
 
-    bf16        a transposing ldmatrix brings A for 16 channels, or B for twice eight
+    bf16, fp16  a transposing ldmatrix brings A for 16 channels, or B for twice eight
     tf32, fp32  A by 8-byte loads at pixels t and t + 4: two channels at once, so rows g and g + 8 stand for channels 2g and 2g + 1;
                 B by 4-byte loads
 
@@ -17,10 +17,11 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, i8, jit, u4
+from nbcnn.ops.conv.mma import tile
 from nbcnn.ops.conv.mma.wgrad_tile import CHUNK, Kind
-from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float, float_bits, tf32
+from nbcnn.ops.kernel import stored
+from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4_trans
-from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1, load_words_2
 from nbcnn.ops.ptx.vector import store2
 
@@ -33,7 +34,7 @@ COLUMNS = 8
 @cache
 def lane_offset(kind: Kind, pitch: int, side: str) -> Any:
     """Device function (lane) -> byte offset in a tile of what the lane reads first; side: "A" or "B"."""
-    PITCH, TRANSPOSED, WIDTH = pitch, kind.name == "bf16", 8 if side == "A" else 4
+    PITCH, TRANSPOSED, WIDTH = pitch, kind.element == 2, 8 if side == "A" else 4
     # Lanes 8i … 8i + 7 point at the rows of matrix i. In A channels change fastest, in B pixels do.
     CHANNEL_BIT, PIXEL_BIT = (3, 4) if side == "A" else (4, 3)
 
@@ -51,7 +52,7 @@ def lane_offset(kind: Kind, pitch: int, side: str) -> Any:
 def load_a(kind: Kind, pitch: int, start: int, end: int, first: int, step: int) -> Any:
     """Device function (words, at): words[first + 4i + e] = word e of A of the i-th 16 channels, start ≤ i < end, for the `step`-th depth."""
     COUNT, FIRST, START = end - start, first + 4 * start, step * kind.depth * pitch + start * ROWS * kind.element
-    TRANSPOSED, ACROSS, HALF = kind.name == "bf16", ROWS * kind.element, 4 * pitch
+    TRANSPOSED, ACROSS, HALF = kind.element == 2, ROWS * kind.element, 4 * pitch
 
     @jit(device=True)
     def run(words, at):
@@ -71,7 +72,7 @@ def load_a(kind: Kind, pitch: int, start: int, end: int, first: int, step: int) 
 def load_b(kind: Kind, pitch: int, start: int, end: int, first: int, step: int) -> Any:
     """Device function (words, at): words[first + 4j + e] = word e of B of the j-th 16 channels, start ≤ j < end; of two mma, two words each."""
     COUNT, FIRST, START = end - start, first + 4 * start, step * kind.depth * pitch + start * 2 * COLUMNS * kind.element
-    TRANSPOSED, ACROSS, HALF = kind.name == "bf16", COLUMNS * kind.element, 4 * pitch
+    TRANSPOSED, ACROSS, HALF = kind.element == 2, COLUMNS * kind.element, 4 * pitch
 
     @jit(device=True)
     def run(words, at):
@@ -96,7 +97,7 @@ def multiply(kind: Kind, columns: int, start: int, end: int, a: int, b: int) -> 
     Element 4·(i·columns/8 + j) + e of acc is d_e of the mma of the i-th 16 rows and the j-th eight columns.
     """
     MI, NI, A, B, ACC = end - start, columns // COLUMNS, a + 4 * start, b, start * columns // 2
-    product = mma_bf16 if kind.name == "bf16" else mma_tf32
+    product = tile.KINDS[kind.name].multiply
     WORDS_A = 4 * MI
 
     @jit(device=True)
@@ -145,7 +146,8 @@ def add_pixels(kind: Kind, side: str, channels: int, first: int) -> Any:
 
     sums[2i + h] is of row g + 8h of A of the i-th 16 channels; sums[j] of column g of B of the j-th eight.
     """
-    COUNT, FIRST, PAIRS, OF_A = channels // COLUMNS, first, kind.name == "bf16", side == "A"
+    COUNT, FIRST, PAIRS, OF_A = channels // COLUMNS, first, kind.element == 2, side == "A"
+    lower, upper = stored.PAIRS.get(tile.KINDS[kind.name].store, stored.PAIRS["bfloat16"])[:2]
 
     @jit(device=True)
     def run(sums, words):
@@ -155,8 +157,8 @@ def add_pixels(kind: Kind, side: str, channels: int, first: int) -> Any:
             word = words[FIRST + i]
             to = i // 4 * 2 + i % 2 if OF_A else i // 2
             if PAIRS:
-                sums[to] += bf16_low(word)
-                sums[to] += bf16_high(word)
+                sums[to] += lower(word)
+                sums[to] += upper(word)
             else:
                 sums[to] += bits_float(word)
 
@@ -166,7 +168,7 @@ def add_pixels(kind: Kind, side: str, channels: int, first: int) -> Any:
 @cache
 def row_of(kind: Kind) -> Any:
     """Device function (h, g) -> the channel, of 16, that row g + 8h of A stands for."""
-    BLOCKS = kind.name == "bf16"
+    BLOCKS = kind.element == 2
 
     @jit(device=True)
     def run(h, g):

@@ -34,6 +34,7 @@ class Kind:
     depth     pixels that one mma sums over.
     pad       bytes behind each row of a tile, so that a warp reads its fragments without bank conflicts.
     products  mma for each product: 3 where operands are split in two.
+    asynchronous  cp.async brings tiles; without it, on compute capability 7.5, they go through registers.
     """
 
     name: str
@@ -41,6 +42,12 @@ class Kind:
     depth: int
     pad: int
     products: int
+    asynchronous: bool = True
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """The least compute capability."""
+        return (8, 0) if self.asynchronous else (7, 5)
 
     @property
     def chunk(self) -> int:
@@ -48,7 +55,12 @@ class Kind:
         return CHUNK // self.element
 
 
-KINDS = {"bf16": Kind("bf16", 2, 16, 16, 1), "tf32": Kind("tf32", 4, 8, 32, 1), "fp32": Kind("fp32", 4, 8, 32, 3)}
+KINDS = {
+    "bf16": Kind("bf16", 2, 16, 16, 1),
+    "tf32": Kind("tf32", 4, 8, 32, 1),
+    "fp32": Kind("fp32", 4, 8, 32, 3),
+    "fp16": Kind("fp16", 2, 16, 16, 1, asynchronous=False),
+}
 
 
 @dataclass(frozen=True)
@@ -129,9 +141,15 @@ TILES = {
         PixelTile(64, 128, 16, 32, 64, 5),
         PixelTile(64, 64, 16, 32, 32, 5),
     ),
+    "fp16": (
+        PixelTile(128, 128, 32, 64, 32, 2),
+        PixelTile(64, 128, 32, 32, 64, 2),
+        PixelTile(64, 64, 32, 32, 32, 2),
+    ),
 }
-_PRODUCTS_A_CYCLE = {"bf16": 836, "tf32": 436, "fp32": 140}
-"""Products that a multiprocessor full of warp tiles of 64×64 makes a cycle, measured on an H200; fp32's is a guess."""
+_PRODUCTS_A_CYCLE = {"bf16": 836, "tf32": 436, "fp32": 140, "fp16": 512}
+"""Products that a multiprocessor full of warp tiles of 64×64 makes a cycle, measured on an H200; fp32's is a guess, fp16's what NVIDIA's whitepaper
+says of Turing's tensor cores."""
 _READS = {4096: 1.0, 2048: 1.25, 1024: 1.6}
 """How much longer smaller warp tiles take for a product: they read more shared memory."""
 _CYCLES_A_PRODUCT, _STEP_CYCLES = 10, 500
@@ -189,6 +207,7 @@ BESIDE = {
 Small warp tiles read shared memory for longer than they multiply: for a product one of 32×64 reads 1.5 times the bytes of one of 64×64, one of 32×32
 twice.
 """
+BESIDE["fp16"] = BESIDE["bf16"]  # not measured
 _SOFT, _MEMORY_SOFT, _MEMORY = 6, 4, 2.8e6
 
 

@@ -16,7 +16,7 @@ from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.mbarrier import bar_sync
 from nbcnn.ops.ptx.shared import load_words_4, store_words_1, store_words_2
-from nbcnn.ops.ptx.vector import load4_if, load_bf16x8_if, store4, store_bf16x8
+from nbcnn.ops.ptx.vector import load4_if, load_halves8_if, store4, store_halves8
 
 _LOADS = 8
 """Loads of 16 bytes that a thread has in flight."""
@@ -99,7 +99,7 @@ def moves(kind_name: str) -> tuple[Any, Any, Any]:
             high = word & 0xFFFF0000 if bf16_high(x) > 0.0 else 0
             return low | high
 
-        return load_bf16x8_if, keep_halves, store_bf16x8
+        return load_halves8_if, keep_halves, store_halves8
 
     @jit(device=True)
     def load(x, at, wanted):

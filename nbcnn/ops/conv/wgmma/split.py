@@ -15,7 +15,7 @@ from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2
-from nbcnn.ops.ptx.vector import load4, store_bf16x4
+from nbcnn.ops.ptx.vector import load4, store_halves4
 from nbcnn.plan.arena import ALIGNMENT, align
 from nbcnn.plan.shapes import numel
 
@@ -46,7 +46,7 @@ def split_kernel(x, planes, count):
         for plane in range(PLANES):
             low, a, b = _split_pair(a, b)
             high, c, d = _split_pair(c, d)
-            store_bf16x4(planes, i8(plane) * count + i, low, high)
+            store_halves4(planes, i8(plane) * count + i, low, high)
 
 
 def planes_bytes(count: int) -> int:
