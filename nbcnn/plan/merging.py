@@ -1,7 +1,7 @@
 """This module fuses a recorded list of steps: where one op of the row does what two or three steps do, it takes their place.
 
 Layers record plain steps, and the rules look at steps alone, so they hold for lists and graphs, in training and in inference. A rule is taken where
-the row has its op:
+the row has its op, and where the least estimated time of the steps that it makes is at most that of those that go (`Cost`):
 
     glu_fprop, last_fprop               last_fprop, glu_fprop of one hour, and so backward; likewise pwconv1d, a sum, and any map
     upsample_fprop, conv_fprop          upconv_fprop, _wgrad and _dgrad: the doubled image is never stored
@@ -23,7 +23,7 @@ the row has its op:
     conv_dgrad_relu, add, relu_dgrad    besides, a convolution does not mask what the pass behind it masks by the same values
     conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks
 
-And, where the row has an implementation of the step (`with_sums`):
+And, going back, of the ways to do so the one that saves most (`with_sums`):
 
     conv_dgrad, relu_dgrad              conv_dgrad_relu of a stride, which not every engine masks well
     conv_dgrad, batchnorm_*_grads       conv_dgrad_batchnorm_*_sums, batchnorm_*_dgrad: the convolution's epilogue makes the sums that the norm's
@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from nbcnn.plan.graph import Buf, Step
@@ -71,6 +72,7 @@ class Steps:
         self.slots = [[step] for step in steps]
         self.index = {step: at for at, step in enumerate(steps)}
         self.readers, self.writers = dict[Buf, list[Step]](), dict[Buf, list[Step]]()
+        self.puts: list[tuple[Sequence[Step], dict[Step, int], dict[int, list[Step]]]] = []
         for step in steps:
             self._count(step)
 
@@ -82,20 +84,46 @@ class Steps:
             for buf in bufs:
                 known.setdefault(buf.root, []).append(step)
 
+    def _forget(self, step: Step) -> None:
+        for bufs, known in ((step.ins, self.readers), (step.outs, self.writers)):
+            for buf in bufs:
+                known[buf.root].remove(step)
+
     def put(self, place: Step, made: Sequence[Step], *gone: Step) -> Sequence[Step]:
         """Let `made` take the place of `place`, and those of `gone` go; return `made`."""
-        at = self.index[place]
+        went = {step: self.index[step] for step in (place, *gone)}
+        slots = {slot: [*self.slots[slot]] for slot in went.values()}
+        at = went[place]
         where = self.slots[at].index(place)
         self.slots[at][where:where] = made
-        for step in (place, *gone):
-            self.slots[self.index.pop(step)].remove(step)
-            for bufs, known in ((step.ins, self.readers), (step.outs, self.writers)):
-                for buf in bufs:
-                    known[buf.root].remove(step)
+        for step, slot in went.items():
+            del self.index[step]
+            self.slots[slot].remove(step)
+            self._forget(step)
         for step in made:
             self.index[step] = at
             self._count(step)
+        self.puts.append((made, went, slots))
         return made
+
+    def undo(self) -> None:
+        """Take back what has been put since `puts` was empty."""
+        while self.puts:
+            made, went, slots = self.puts.pop()
+            for step in made:
+                del self.index[step]
+                self._forget(step)
+            for step, slot in went.items():
+                self.index[step] = slot
+                self._count(step)
+            for slot, steps in slots.items():
+                self.slots[slot] = steps
+
+    def changed(self) -> tuple[list[Step], list[Step]]:
+        """The steps that have gone and those that have come since `puts` was empty; what came and went again is neither."""
+        made = dict.fromkeys(step for steps, _, _ in self.puts for step in steps)
+        went = dict.fromkeys(step for _, steps, _ in self.puts for step in steps)
+        return [step for step in went if step not in made], [step for step in made if step not in went]
 
     def reading(self, buf: Buf) -> list[Step]:
         """The steps that read a Buf, as often as they read it."""
@@ -122,20 +150,47 @@ Rule = Callable[[Steps, Step, Container[Op]], Sequence[Step]]
 """Rewrites the list around a step by ops of the row; gives the steps that it made."""
 
 
-def merge(steps: Sequence[Step], ops: Container[Op] = ()) -> list[Step]:
-    """The steps, fused by the rules whose ops are all among `ops`; sums by the ops of ADDS_GRADIENTS always, because their steps are there."""
+Cost = Callable[[Step], float]
+"""Least estimated microseconds of a step on a row: infinity where nothing runs it, 0 where it does not choose by cost (`nbcnn.run.resolve.costs`)."""
+
+
+def merge(steps: Sequence[Step], ops: Container[Op] = (), cost: Cost = lambda step: 0.0) -> list[Step]:
+    """The steps, fused by the rules whose ops are all among `ops`, where it costs no more; sums by ADDS_GRADIENTS always: their steps are there."""
     made = Steps(steps)
     for rule in RULES:
         waiting = deque(made)
         while waiting:
             step = waiting.popleft()
             if step in made.index:
-                waiting.extendleft(reversed(rule(made, step, ops)))
+                fused = rule(made, step, ops)
+                if _dearer(*made.changed(), cost):
+                    made.undo()
+                else:
+                    waiting.extendleft(reversed(fused))
+                made.puts.clear()
     return list(made)
 
 
+def _dearer(gone: Sequence[Step], come: Sequence[Step], cost: Cost) -> bool:
+    """Whether steps that would come cost more than those that would go, beyond the rounding of sums of the same numbers in another order."""
+    return sum(map(cost, come)) > sum(map(cost, gone)) * (1 + 1e-12)
+
+
 def _last_first(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
-    """The last hour of what is made hour by hour, made of the last hour of what that reads; so are its gradients, which are zero at other hours."""
+    """The last hour of what is made hour by hour, made of the last hour of what that reads; so are its gradients, which are zero at other hours.
+
+    As far back as it goes, at once: a single step saves less than a launch more takes.
+    """
+    made, waiting = list[Step](), [step]
+    while waiting:
+        hours = _one_hour(steps, waiting.pop(), ops)
+        made += hours
+        waiting += hours
+    return [each for each in made if each in steps.index]
+
+
+def _one_hour(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
+    """The steps that make the last hour of what one step before makes, in place of it and of `step`, which takes that hour; nothing for others."""
     back = Op("last", "dgrad")
     made = steps.maker(step.ins[0]) if step.op == Op("last", "fprop") and back in ops else None
     hourly = made is not None and (made.op in HOURLY or (made.op == Op(made.op.kind, "fprop") and made.op.kind in MAPS))
@@ -437,15 +492,11 @@ RULES: tuple[Rule, ...] = (
 """The rules of `merge` in their order."""
 
 
-Find = Callable[[Step], tuple[str, bool]]
-"""Which fallback of a row runs a step, "" for none, and whether its operands then move once (`nbcnn.ops.kernel.call.Impl.once`)."""
-
-
-def with_sums(steps: Sequence[Step], find: Find) -> list[Step]:
+def with_sums(steps: Sequence[Step], cost: Cost) -> list[Step]:
     """The steps with masks of a stride, second gradients, and the sums of a norm's gradient, made by the convolution before them going back; then
     with second gradients that no convolution adds added by norms.
 
-    Only where the row's own choice for that convolution has the merged step, too. A norm whose gradient moves each tensor once keeps it.
+    Of the ways to do so the one that saves most is taken, if any saves something or costs the same.
     """
     made = Steps(steps)
     for step in steps:
@@ -455,19 +506,20 @@ def with_sums(steps: Sequence[Step], find: Find) -> list[Step]:
             ways = iter([_Way((_with_mask(before, step),), before)] if before else [])
         elif step.op == Op("add", after=(Mask("relu"),)):
             ways = _added(step, made)
-        elif step.op.kind == "batchnorm" and step.op.direction == "grads" and not find(step)[1]:
+        elif step.op.kind == "batchnorm" and step.op.direction == "grads":
             ways = _splits(step, made)
-        way = next((way for way in ways if find(way.steps[0])[0] == find(way.before)[0]), None)
-        if way is not None:
+        priced = [(_saved(way, step, cost), way) for way in ways]
+        saved, way = max(priced, key=lambda each: each[0], default=(-1.0, None))
+        if way is not None and saved >= 0.0:
             # What nobody reads is not made: the gradient of the network's input.
             kept = [each for each in way.steps if each.outs[0].root.home != "arena" or each is way.steps[0] or made.reading(each.outs[0])]
-            made.put(step, kept, *(each for each in (way.before, way.total) if each is not None))
+            made.put(step, kept, *way.replaced)
     for step in list(made):
-        _summed(made, step, find)
+        _summed(made, step, cost)
     return list(made)
 
 
-def _summed(steps: Steps, step: Step, find: Find) -> None:
+def _summed(steps: Steps, step: Step, cost: Cost) -> None:
     """The sum of two gradients made by the norm that makes the later one of them."""
     for gradient, other in zip(step.ins, step.ins[::-1], strict=True) if step.op == Op("add") and len(step.ins) == 2 else ():
         maker = steps.between(gradient)
@@ -475,7 +527,7 @@ def _summed(steps: Steps, step: Step, find: Find) -> None:
             continue
         made = replace(maker, ins=(*maker.ins, other), outs=(step.outs[0], *maker.outs[1:]))
         # The other one must be there when the norm runs, whose further results are read before the sum is.
-        if all(steps.index[each] < steps.index[maker] for each in steps.writers.get(other.root, [])) and find(made)[0]:
+        if all(steps.index[each] < steps.index[maker] for each in steps.writers.get(other.root, [])) and not _dearer((maker, step), (made,), cost):
             steps.put(maker, [made], step)
             return
 
@@ -486,6 +538,17 @@ class _Way(NamedTuple):
     steps: tuple[Step, ...]
     before: Step
     total: Step | None = None
+
+    @property
+    def replaced(self) -> list[Step]:
+        """The steps that go besides the one that is merged."""
+        return [step for step in (self.before, self.total) if step is not None]
+
+
+def _saved(way: _Way, step: Step, cost: Cost) -> float:
+    """Estimated microseconds that a way saves; below 0 where it costs more."""
+    merged = sum(map(cost, way.steps))
+    return sum(map(cost, (step, *way.replaced))) - merged if merged < inf else -inf
 
 
 def _added(step: Step, steps: Steps) -> Iterator[_Way]:

@@ -27,7 +27,7 @@ from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, drop_dead, trace_no
 from nbcnn.plan.merging import merge
 from nbcnn.plan.shapes import numel
 from nbcnn.run.program import Program, constants
-from nbcnn.run.resolve import plan_on
+from nbcnn.run.resolve import costs, plan_on
 
 BOUND = 64
 """Sets of addresses for which a function keeps its bound launches; the one that was used longest ago goes first. An allocator that reuses memory
@@ -92,7 +92,7 @@ class Function:
         # A parameter of the caller is to a plan what another step's weight is, which has an array of its own and one axis.
         given = {buf: Buf(name, (numel(buf.shape),)) for name, buf in tape.params.items()}
         kinds = _kinds(dtype)
-        steps = merge(drop_dead(_swapped(tape.steps, lambda root: ends.get(root, root))), row.ops if fusing else ())
+        steps = merge(drop_dead(_swapped(tape.steps, lambda root: ends.get(root, root))), row.ops if fusing else (), costs(row, device.target))
         steps = _swapped(steps, lambda root: kinds(given.get(root, root)))
         self._given = {kinds(buf): buf.name for buf in given.values()}
         # No flat buffer of parameters: each is packed from its own array.

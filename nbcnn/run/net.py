@@ -29,7 +29,7 @@ from nbcnn.ranks.team import Team
 from nbcnn.run import inference
 from nbcnn.run.allocation import Allocated
 from nbcnn.run.resident import record_gather
-from nbcnn.run.resolve import Tiles, fallbacks, plan_on
+from nbcnn.run.resolve import Tiles, costs, fallbacks, plan_on
 from nbcnn.run.rows import Choice, choose_mode
 
 
@@ -158,6 +158,10 @@ class Net:
         """The ops that steps may be put together for."""
         return self.row.ops if self.fusing else ()
 
+    def merged(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+        """Recorded steps, fused where the row has the ops and the estimated time does not grow."""
+        return tuple(merge(steps, self.fusing_ops, costs(self.row, self.device.target)))
+
     def _inputs(self) -> list[tuple[int, ...]]:
         """The shapes of the inputs of an example."""
         return list(self.layers.inputs) if isinstance(self.layers, Graph) else [self.input_shape]
@@ -197,7 +201,7 @@ class Net:
         ys, _ = self._trace(tape, wired(self.body), x)
         y = pack(tape, ys, "outputs")
         output = Buf("output", y.shape, home="io")
-        return Recorded(tuple(merge(_substitute(tape.steps, y.root, output), self.fusing_ops)), io | {"output": output})
+        return Recorded(self.merged(_substitute(tape.steps, y.root, output)), io | {"output": output})
 
     def record_gradients(self, batch: int) -> Recorded:
         """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them, or the targets), `loss`, `dx`."""
@@ -211,7 +215,7 @@ class Net:
         dx = backward(dy)
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}
         steps = _substitute(_substitute(tape.steps, value, io["loss"]), dx.root, io["dx"])
-        return Recorded(tuple(merge(drop_dead(steps), self.fusing_ops)), io)
+        return Recorded(self.merged(drop_dead(steps)), io)
 
     def record_loss(self, tape: Tape, x: Buf, target: Buf | None) -> tuple[Buf, Any, Callable[[Any], Buf]]:
         """Record forward and loss; return its value, its gradient, and the backward of the body.

@@ -27,7 +27,6 @@ from nbcnn.ops.update.accumulate import COUNTED
 from nbcnn.plan.arena import MOST_ARENA
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.plan.lowering import is_short, reads_little
-from nbcnn.plan.merging import merge
 from nbcnn.plan.op import Op
 from nbcnn.plan.recompute import recomputed
 from nbcnn.ranks.team import ALONE, Team
@@ -203,7 +202,7 @@ class Training:
                     self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
             attrs = {"count": share.count} | ({} if ends else {"steps": 0})
             tape.emit(Op("advance"), [value, state, sums, *([tape.count] if tape.count and ends else [])], [state, sums], "advance", **attrs)
-        return Recorded(tuple(merge(drop_dead(tape.steps), self.net.fusing_ops)), bufs)
+        return Recorded(self.net.merged(drop_dead(tape.steps)), bufs)
 
     def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
         """Record gather, forward and loss of so many images; return the loss and what records the backward pass."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from nbcnn.files.errors import UsageError
@@ -38,8 +39,8 @@ def plan_on(
     """The plan of recorded `steps` on `row`, for the GPU that `target` describes.
 
     `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
-    `beside` and `lean` as in `lowering.lower`. fusing: steps are merged by the rules that ask what the row supports
-    (`merging.with_sums`).
+    `beside` and `lean` as in `lowering.lower`. fusing: gradients are merged with what masks and adds
+    them (`merging.with_sums`).
     Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
@@ -48,7 +49,7 @@ def plan_on(
             if numel(buf.shape) >= _INDEX_LIMIT:
                 raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
     if fusing:
-        steps = with_sums(steps, finder(row, target))
+        steps = with_sums(steps, costs(row, target))
     # A plan of arrays of their own is cut into parts, and some leave out steps that would have made planes for others.
     resolve = resolver(row, target, tiles)
     return lower(steps, row.layout, resolve, weights, row.store, beside, sharing=weights is not None, lean=lean)
@@ -89,14 +90,22 @@ def offered(row: Row, call: Call, target: Target) -> tuple[list[Found], list[str
     return found, reasons
 
 
-def finder(row: Row, target: Target) -> Callable[[Step], tuple[str, bool]]:
-    """A function that says which fallback of `row` runs a recorded step on such a GPU, "" if none does, and `Impl.once` of it."""
+def costs(row: Row, target: Target) -> Callable[[Step], float]:
+    """A function that says the least estimated microseconds of a recorded step on `row` and such a GPU, infinity if nothing runs it.
 
-    def find(step: Step) -> tuple[str, bool]:
-        found, _ = offered(row, bare_call(stored_as([step], row.store)[0], row.layout), target)
-        return (found[0].part, found[0].impl.once) if found else ("", False)
+    Where the row does not choose by cost it is 0: such a row fuses whatever it has an op for.
+    """
+    known: dict[Any, float] = {}
 
-    return find
+    def cost(step: Step) -> float:
+        (step,) = stored_as([step], row.store)
+        key = step.op, tuple((buf.shape, buf.dtype) for buf in (*step.ins, *step.outs)), str(sorted(step.attrs.items()))
+        if key not in known:
+            found, _ = offered(row, bare_call(step, row.layout), target)
+            known[key] = (found[0].us if row.by_cost else 0.0) if found else inf
+        return known[key]
+
+    return cost
 
 
 _RENAMED = {"walkers": "blocks"}

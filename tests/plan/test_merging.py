@@ -194,9 +194,16 @@ def test_a_residual_network_without_norms_has_the_gradients_of_the_plain_one(mon
 SUMS = "conv_dgrad_batchnorm_relu_sums"
 
 
-def served(*names):
-    """What `with_sums` asks: the fallback of a row that runs a step; the convolution's own gradient runs as "wgmma"."""
-    return lambda step: ("wgmma" if str(step.op) in ("conv_dgrad", *names) else "common", False)
+def served(*names, dear=()):
+    """The costs of a row that has the plain ops and `names`: a microsecond each, of the dear ones three."""
+    plain = ("conv_dgrad", "relu_dgrad", "add", "add_relu_dgrad", "f")
+
+    def cost(step):
+        op = str(step.op)
+        known = op in (*plain, *names) or op.startswith("batchnorm")
+        return (3.0 if op in dear else 1.0) if known else np.inf
+
+    return cost
 
 
 def norm_steps():
@@ -244,7 +251,7 @@ def test_a_norm_adds_the_other_gradient_of_its_input(second):
     assert (str(first.op), str(rest.op), rest.ins[-1], rest.outs) == (SUMS, "batchnorm_relu_dgrad", other, (total,))
     for kept in ([gradient, norm, made, added, steps[-1]], [*steps, Step(Op("f"), (dz,), (away,))]):
         assert with_sums(kept, served()) == kept, "it is not there yet, or somebody else reads the norm's own part"
-    assert with_sums(steps, lambda step: (served()(step)[0] if step.op.kind == "conv" else "", False)) == steps, "the row has no such step"
+    assert with_sums(steps, lambda step: np.inf if len(step.ins) > len(norm.ins) else 1.0) == steps, "the row has no such step"
 
 
 def test_of_two_convolutions_the_one_of_more_taps_makes_the_sums():
@@ -284,16 +291,34 @@ def test_norms_keep_their_gradient_where_nothing_is_gained():
     other, total = bufs("other total")
     added, of_total = Step(Op("add"), (other, gradient.outs[0]), (total,)), replace(norm, ins=(total, *norm.ins[1:]))
     other_shape = replace(norm, ins=(norm.ins[0], Buf("x", (2, 3, 8, 2)), *norm.ins[2:]))
-    for kept, find in (
+    for kept, cost in (
         (steps, served()),
-        (steps, lambda step: ("wgmma", step is norm)),  # each tensor moves once
-        (steps, lambda step: ("mma" if step is gradient else "wgmma", False)),  # another engine makes the plain gradient
+        (steps, served(SUMS, dear=(SUMS,))),  # whoever makes the sums takes longer than the two steps
         ([gradient, again, norm, reader], served(SUMS)),
         ([gradient, added, of_total, Step(Op("f"), (total,), (Buf("g", (2, 3, 4, 4)),)), reader], served(SUMS)),
         ([gradient, other_shape, reader], served(SUMS)),
         ([replace(gradient, outs=(replace(gradient.outs[0], home="io"),)), norm, reader], served(SUMS)),
     ):
-        assert with_sums(kept, find) == kept
+        assert with_sums(kept, cost) == kept
+
+
+def test_a_fusion_is_taken_where_it_costs_no_more():
+    """The costs of a row decide, not that it has the op: a sigmoid in an epilogue that takes longer than both steps stays a pass of its own."""
+    x, w, b, y, z = bufs("x w b y z")
+    steps = [Step(Op("conv", "fprop"), (x, w, b), (y,), {"stride": 1, "pad": 1}, "conv"), Step(Op("sigmoid", "fprop"), (y,), (z,), {}, "sigmoid")]
+    fused = named("conv_sigmoid_fprop")
+    for us, taken in ((2.0, True), (1.9, True), (2.1, False), (np.inf, False)):
+        merged = merge(steps, (fused,), lambda step, us=us: us if step.op == fused else 1.0)
+        assert merged == steps if not taken else [step.op for step in merged] == [fused]
+
+
+def test_what_is_taken_back_leaves_every_step_where_it_was():
+    """Rules that rewrite many steps at once, of a norm with its map and both gradients: each is taken back as a whole."""
+    net = Net([Conv2d(4, 3, padding=1), BatchNorm2d(), ReLU(), Conv2d(4, 3, padding=1), MSE()], SHAPE, mode="cpu", fusing=False)
+    steps, ops = net.record_gradients(2).steps, modes.MODES["tensorcore", "bf16"].ops
+    plain = set(map(str, {step.op for step in steps}))
+    assert merge(steps, ops) != list(steps)
+    assert merge(steps, ops, lambda step: 0.0 if str(step.op) in plain else 1.0) == list(steps)
 
 
 def test_few_pixels_stay_with_the_engine_that_splits_their_sums():

@@ -40,7 +40,7 @@ from nbcnn.plan.merging import merge, with_sums
 from nbcnn.plan.op import Map, Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
-from nbcnn.run.resolve import finder, resolver
+from nbcnn.run.resolve import costs, resolver
 
 ARCHITECTURES = ("75", "80", "90a")
 """What is planned for: the lowest that a row runs on, sm_80 where it wants tensor cores, and Hopper's, whose TMA and wgmma no other has."""
@@ -155,7 +155,7 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
         for batch in user.batches if user.layers else ():
             for training in (True, False) if user.trained else (False,):
                 recordings = [recorded(user, batch, training, fused) for fused in (tuple(chosen.ops), ())]
-                recordings[0] = with_sums(recordings[0][0], finder(chosen, target_of(arch))), recordings[0][1]
+                recordings[0] = with_sums(recordings[0][0], costs(chosen, target_of(arch))), recordings[0][1]
                 if [_key(step) for step in recordings[0][0]] == [_key(step) for step in recordings[1][0]]:
                     del recordings[1]  # nothing was fused
                 for steps, weights in recordings:

@@ -247,7 +247,6 @@ class Impl:
               they take of its scratch. A plan has steps that split one operand share its planes (`nbcnn.plan.sharing`).
     pitched   Call without arrays (tile resolved), side ("in" or "out"), position, alignment -> whether that operand may be a part of a larger one
               (`Call.places`). The alignment divides the bytes from each of its rows to the next, and those in front of the first.
-    once      every operand moves once, in one launch: nothing is gained where another step does a part of it (`nbcnn.plan.merging.with_sums`).
     """
 
     bind: Bind
@@ -262,7 +261,6 @@ class Impl:
     splits: Callable[[Call], Mapping[int, int]] = _no_splits
     pitched: Callable[[Call, str, int, int], bool] = _dense
     exactly: bool = False
-    once: bool = False
     engine: str = ""
     estimate: Callable[[Call, Target], float] | None = None
 

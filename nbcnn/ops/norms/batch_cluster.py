@@ -191,7 +191,7 @@ def estimate(call: Call, traffic: Callable[[Call], Sequence[Traffic]]) -> float:
 
 
 def _impl(bind: Any, traffic: Any, pitched: Any) -> Impl:
-    named: dict[str, Any] = {"needs": (9, 0), "exactly": True, "once": True, "engine": "cluster"}
+    named: dict[str, Any] = {"needs": (9, 0), "exactly": True, "engine": "cluster"}
     named["estimate"] = lambda call, target: estimate(call, traffic)
     return Impl(bind, supports=supports, tile=tile_of, candidates=candidates, traffic=traffic, pitched=pitched, **named)
 

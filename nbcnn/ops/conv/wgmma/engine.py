@@ -44,18 +44,12 @@ def implementations(precision: str) -> dict[Op, Impl]:
         if reason := refusal(call):
             return reason
         if call.op in BY_PATCHES:
-            return by_patches(call, target)
-        if not candidates(correlation(call), kind, kind_of(call)):
+            if not _patch_tiles(call, kind, target):
+                return (
+                    "a second gradient, and the sums of a norm, are in the epilogue of the patch kernel alone, whose images are squares of 8×8 pixels"
+                )
+        elif not candidates(correlation(call), kind, kind_of(call)):
             return f"no tile is whole pairs of rows of {correlation(call).Q} pixels"
-        return None
-
-    def by_patches(call: Call, target: Target) -> str | None:
-        """None, or why a gradient with an epilogue of the patch kernel alone is not made. It is where the plain gradient would be made by patches."""
-        if not _patch_tiles(call, kind, target):
-            return "a second gradient, and the sums of a norm, are in the epilogue of the patch kernel alone, whose images are squares of 8×8 pixels"
-        plain = replace(call, op=Op("conv", "dgrad"), in_shapes=call.in_shapes[:2], out_shapes=call.out_shapes[:1])
-        if not isinstance(tile(plain, target), PatchTile):
-            return "the plain gradient is made faster by another kernel than by patches"
         return None
 
     def estimate(call: Call, target: Target) -> float:
