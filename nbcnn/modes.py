@@ -104,23 +104,31 @@ _DEPTHWISE = depthwise_wgrad.OPS
 """Depthwise convolutions, before those that take any groups; mode `naive` does without."""
 _STREAMED = (("common", depthwise_stream_wgrad.OPS), ("common", _DEPTHWISE))
 
+_EPILOGUES = statistics.of_engine(im2col.OPS) | im2col_fused.FUSED
+_IM2COL = (
+    ("im2col", _DEPTHWISE),
+    ("im2col", _EPILOGUES | expanded.grouped(im2col.OPS) | conv_evonorm.two_ops(im2col.OPS[Op("conv", "fprop")]) | pwconv1d.transposed(im2col.OPS)),
+    ("im2col", COMMON | {Op("gemm"): gemm.IMPL} | DWCONV["best"]),
+)
+"""Every convolution in all passes as an implicit GEMM with epilogues, the zeros of groups written out; one channel per group is no product."""
+
 _PRODUCTS = (
-    ("im2col", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED),
-    ("im2col", pointwise.OPS),
-    ("im2col", statistics.of_engine(im2col.OPS) | im2col_fused.FUSED),
+    ("cudacore", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED),
+    ("cudacore", pointwise.OPS),
+    ("cudacore", _EPILOGUES | im2col_fused.FOLDED),
 )
 """Convolutions on CUDA cores in float32: forms that multiply less, 1×1 filters, every shape. By their cost `tensorcore fp32` takes them, too."""
 
-_IM2COL = (
-    ("im2col", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS[Op("conv", "fprop")])),
-    ("im2col", conv_evonorm.two_ops(winograd.OPS[Op("conv", "fprop")])),
-    ("im2col", depthwise_stream_wgrad.OPS),
-    ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
-    ("im2col", few_rows.OPS),
+_CUDACORE = (
+    ("cudacore", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS[Op("conv", "fprop")])),
+    ("cudacore", conv_evonorm.two_ops(winograd.OPS[Op("conv", "fprop")])),
+    ("cudacore", depthwise_stream_wgrad.OPS),
+    ("cudacore", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
+    ("cudacore", few_rows.OPS),
     *_PRODUCTS,
-    ("im2col", expanded.grouped(im2col.OPS)),
+    ("cudacore", expanded.grouped(im2col.OPS)),
     (
-        "im2col",
+        "cudacore",
         COMMON | {Op("gemm"): gemm.IMPL} | DWCONV["best"] | pwconv1d.transposed(im2col.OPS) | conv_evonorm.two_ops(im2col.OPS[Op("conv", "fprop")]),
     ),
 )
@@ -140,7 +148,7 @@ def _tensorcore(precision: str) -> Row:
         ),
     }
     # In fp32 three channels are the CUDA cores' business: 27 products per pixel are too few to pay for splitting operands.
-    few = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
+    few = [("cudacore", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     thin_parts = [(name, statistics.of_engine(part) if Op("conv", "fprop") in part else part) for name, part in few]
     common = COMMON | DWCONV["best"] | {Op("unpool"): unpool.IMPL, Op("gemm"): gemm.SIMPLE}
     hopper = gradient_sums.of_engine(statistics.of_engine(wgmma.ops(precision)))
@@ -154,7 +162,7 @@ def _tensorcore(precision: str) -> Row:
     groups = [(name, expanded.grouped(ops)) for name, ops in (("wgmma", hopper), ("mma", general))]
     behind = (("wgmma", norms), *two_ops, *_STREAMED, *groups, ("common", batch_cluster.OPS), ("common", common))
     parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
-    return Row("tensorcore", precision, "gpu", "NHWC", parts, ("thin", "wgmma", "mma", "common", "im2col"), by_cost=True)
+    return Row("tensorcore", precision, "gpu", "NHWC", parts, ("thin", "wgmma", "mma", "common", "cudacore"), by_cost=True)
 
 
 MODES: Mapping[tuple[str, str], Row] = {
@@ -163,7 +171,8 @@ MODES: Mapping[tuple[str, str], Row] = {
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
         Row("naive", "fp32", "gpu", "NCHW", (("naive", _NAIVE),)),
         Row("tiled", "fp32", "gpu", "NCHW", (("tiled", _DEPTHWISE), ("tiled", _TILED), ("naive", naive.OPS | DWCONV["naive"]))),
-        Row("im2col", "fp32", "gpu", "NHWC", _IM2COL, by_cost=True),
+        Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
+        Row("cudacore", "fp32", "gpu", "NHWC", _CUDACORE, by_cost=True),
         *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )
 }
@@ -191,7 +200,7 @@ def only_engine(row: Row, engine: str) -> Row:
     """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported."""
     # An engine that is asked for by name is not left for kernels on CUDA cores because those are cheaper.
     own = next(at for at, (part, _) in enumerate(row.fallbacks) if part in ENGINES)
-    row = replace(row, fallbacks=tuple(part for at, part in enumerate(row.fallbacks) if part[0] != "im2col" or at < own))
+    row = replace(row, fallbacks=tuple(part for at, part in enumerate(row.fallbacks) if part[0] != "cudacore" or at < own))
     if engine == "wgmma":
         at = [part for part, _ in row.fallbacks].index("wgmma")
         fallbacks = (*(part for part in row.fallbacks[:at] if part[0] != "mma"), *row.fallbacks[at:])

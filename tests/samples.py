@@ -14,7 +14,7 @@ def timing(median, spread=0.02, count=50):
     return {"median": median, "p5": median * (1 - spread), "p95": median * (1 + spread), "least": median * (1 - 2 * spread), "count": count}
 
 
-def step(median, form="nbcnn im2col", **more):
+def step(median, form="nbcnn cudacore", **more):
     """A row of a step section."""
     row = {
         "form": form,
@@ -87,7 +87,7 @@ def compilers():
 
 def point(scope, op, flops, nbytes, ms, limiter):
     """A point of a roofline."""
-    row = {"scope": scope, "op": op, "runs_as": "im2col", "tile": None, "flops": flops, "compulsory_bytes": nbytes, "logical_bytes": 3 * nbytes}
+    row = {"scope": scope, "op": op, "runs_as": "cudacore", "tile": None, "flops": flops, "compulsory_bytes": nbytes, "logical_bytes": 3 * nbytes}
     return row | {"ms": timing(ms), "attainable_ms": 0.8 * ms, "limiter": limiter, "fraction": 0.8}
 
 
@@ -102,7 +102,7 @@ def warmup():
     sampled = timing(0.1) | {"most": 0.12, "mean": 0.1, "cv": 0.01}
     counts = (1, 10, 100, 1000)
     return {
-        **{"op": "conv_fprop", "shape": "conv4@64", "variant": "im2col fp32", "sleep": 5.0, "clock_source": "NVML"},
+        **{"op": "conv_fprop", "shape": "conv4@64", "variant": "cudacore fp32", "sleep": 5.0, "clock_source": "NVML"},
         "warm": {"steady": True, "seconds": 0.7, "sm_mhz": 1980.0},
         "curve": [{"at": 1e-4, "ms": 0.5, "sm_mhz": 345.0}, {"at": 0.1, "ms": 0.2, "sm_mhz": 1500.0}, {"at": 2.0, "ms": 0.1, "sm_mhz": 1980.0}],
         "cold": [{"iterations": n, "ms": [0.5, 0.6, 0.4], "sm_mhz": [345.0, 400.0, 600.0]} for n in counts],
@@ -178,10 +178,11 @@ def conv_evonorm():
 
 def classifier():
     """A mnist section: two seeds, and steps."""
-    one = {"what": "train", "form": "fused", "mode": "im2col", "precision": "fp32", "norm": "s0", "epochs": 10, "data": "mnist"}
+    one = {"what": "train", "form": "fused", "mode": "cudacore", "precision": "fp32", "norm": "s0", "epochs": 10, "data": "mnist"}
     runs = [one | {"seed": seed, "accuracy": accuracy, "epoch_ms": timing(200.0)} for seed, accuracy in ((0, 0.99), (1, 0.992))]
     steps = [
-        {"what": "step", "form": form, "batch": 128, "step_ms": timing(ms)} for form, ms in (("nbcnn im2col fp32 fused", 0.4), ("PyTorch fp32", 1.0))
+        {"what": "step", "form": form, "batch": 128, "step_ms": timing(ms)}
+        for form, ms in (("nbcnn cudacore fp32 fused", 0.4), ("PyTorch fp32", 1.0))
     ]
     return [*runs, *steps]
 
@@ -217,7 +218,7 @@ def series():
     step = {"batch": 512, "windows_per_second": 51_200.0, "peak_bytes": 1 << 30, "precision": "fp32"}
     law = {
         "variant": "naive",
-        "mode": "im2col",
+        "mode": "cudacore",
         "parts_ms": {"depthwise": 8.0, "pointwise": 2.0},
         "predicted_ms": 10.0,
         "off": 0.0,
@@ -229,7 +230,7 @@ def series():
             size | {"shape": [64, 256, 4096, 64], "peers": []},
         ],
         "dwcounters-causal": [{"shape": shape, "kernels": [counted]}],
-        "s4convd-im2col-512": [
+        "s4convd-cudacore-512": [
             step | law | {"form": "nbcnn naive", "step_ms": timing(10.0), "ratio": 1.0},
             step | {"form": "PyTorch eager FFT", "step_ms": timing(15.0), "ratio": 1.5},
         ],
@@ -264,12 +265,16 @@ def every_kind():
     """Sections of every kind that a report shows, by name."""
     ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
     ceilings["datasheet"] = {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12, "copy": 4.8e12}
-    run = {"mode": "im2col", "precision": "fp32", "batch": 256, "device": DEVICE}
+    run = {"mode": "cudacore", "precision": "fp32", "batch": 256, "device": DEVICE}
     points = [point("conv2", "conv_fprop", 75_000_000_000, 80_000_000, 1.6, "compute"), point("relu2", "relu_fprop", 0, 90_000_000, 0.03, "memory")]
     encoder = {"test_accuracy": 0.75, "train_accuracy": 1.0, "confusion": [[3, 1], [1, 3]], "test_samples": 8}
     classify = {"what": "classify", "seed": 0, "wall_seconds": 3.0, "classes": ["cat", "dog"], "classifiers": {"encoder": encoder}}
-    rungs = [rung("cpu", "fp32", 160.0), rung("im2col", "fp32", 40e3, percent_of_peak=61.5), rung("tensorcore", "bf16", 450e3, percent_of_peak=47.0)]
-    train = {"what": "train", "seed": 0, "wall_seconds": 9.0, "mode": "im2col", "precision": "fp32", "test_losses": [0.02, 0.004, 0.003]}
+    rungs = [
+        rung("cpu", "fp32", 160.0),
+        rung("cudacore", "fp32", 40e3, percent_of_peak=61.5),
+        rung("tensorcore", "bf16", 450e3, percent_of_peak=47.0),
+    ]
+    train = {"what": "train", "seed": 0, "wall_seconds": 9.0, "mode": "cudacore", "precision": "fp32", "test_losses": [0.02, 0.004, 0.003]}
     conv = {"layer": "conv1", "path": "fprop", "batch": 256, "ms": timing(0.1), "tflops": 40.0, "cudnn_ms": timing(0.4), "ratio": 4.0}
     counted_steps = [{"scope": "relu1", "op": "relu_fprop", "event_ms": 0.52, "alone_ms": 0.505, "ncu_ms": 0.5}]
     return (
@@ -281,11 +286,11 @@ def every_kind():
             "sums-256": kernel_ladder(("1 thread", "2 tree"), (0.1, 2.0)),
             "hopper-1024": hopper(),
             "compilers": compilers(),
-            "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
-            "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
+            "step-256": [step(6.5, mode="cudacore"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
+            "epoch-256": [{"mode": "cudacore", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
             "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],
-            "roofline-im2col-256": [run | {"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63, "event_ms": 0.003}],
-            "counters-im2col-256": [
+            "roofline-cudacore-256": [run | {"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63, "event_ms": 0.003}],
+            "counters-cudacore-256": [
                 {"l2_bytes": 62_914_560, "kernels": [counted("relu1", 1.02, True), counted("conv2", 0.4, False)], "steps": counted_steps}
             ],
             "quality-main": [train, classify],
@@ -297,7 +302,7 @@ def every_kind():
             "predict-bf16-mlp": predictions(),
             "warmup": [warmup()],
             "fusion-gemm": fusion_study("gemm"),
-            "mnist-im2col-fp32": classifier(),
+            "mnist-cudacore-fp32": classifier(),
         }
     )
 

@@ -17,9 +17,9 @@ from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn bench step --batch 256 --iters 1,10,100 --graph",
-    "python -m nbcnn bench conv_fprop --mode im2col,tensorcore --shape conv4@1024 --cache rotate --iters 100 --graph",
+    "python -m nbcnn bench conv_fprop --mode cudacore,tensorcore --shape conv4@1024 --cache rotate --iters 100 --graph",
     "python -m nbcnn bench relu_fprop --mode cpu --shape 64,256,16,16",
-    "python -m nbcnn bench warmup --mode im2col --chart warmup.png",
+    "python -m nbcnn bench warmup --mode cudacore --chart warmup.png",
     "python -m nbcnn bench selftest",
     "python -m nbcnn bench step --mode tensorcore --precision bf16 --batch 1024 --forms compile,compile-max",
     "python -m nbcnn bench step --mode tensorcore --precision bf16 --batch 1024 --peer torch,torch-expert,jax",
@@ -35,7 +35,7 @@ FORMS = ("eager", "graph", "compile", "compile-max")
 PEERS = ("torch", "torch-expert", "jax")
 RANKS = (1, 2)
 """Numbers of processes of `bench scaling`, where no flag says otherwise."""
-OWN_MODES = "im2col; nets, predict, scaling: tensorcore"
+OWN_MODES = "cudacore; nets, predict, scaling: tensorcore"
 OWN_PRECISIONS = f"{OWN_PRECISION}; nets, predict, scaling in tensorcore: all three"
 STUDIES = ("step", "nets", "predict", "convs", "epoch", "scaling", "warmup", "selftest")
 GPU_ALONE = ("nets", "selftest")
@@ -258,7 +258,7 @@ def _only(given: tuple[str, ...] | None, name: str) -> str | None:
 
 
 def _section(flags: SimpleNamespace) -> str:
-    """The section of the results file: what, mode unless it is im2col, precision where the mode has several, batch, and whether in a row.
+    """The section of the results file: what, mode unless it is cudacore, precision where the mode has several, batch, and whether in a row.
 
     Of an op: its name, all modes, its shape; of scaling the numbers of ranks; selftest and warmup are sections of their own.
     """
@@ -269,9 +269,9 @@ def _section(flags: SimpleNamespace) -> str:
     if flags.what in ("nets", "predict"):
         return bench_nets.section(bench_nets.names(flags)[0], (flags.precisions or bench_nets.PRECISIONS)[0], flags)
     if flags.what not in STUDIES:
-        return "-".join(["op", flags.what, *(flags.modes or ("im2col",)), *(flags.precisions or ()), flags.shape or "default"])
-    mode, precision = flags.mode or "im2col", flags.precision
-    named = [] if mode == "im2col" else [mode, precision or "bf16"] if mode == "tensorcore" else [mode]
+        return "-".join(["op", flags.what, *(flags.modes or ("cudacore",)), *(flags.precisions or ()), flags.shape or "default"])
+    mode, precision = flags.mode or "cudacore", flags.precision
+    named = [] if mode == "cudacore" else [mode, precision or "bf16"] if mode == "tensorcore" else [mode]
     parts = [flags.what, *(["fused"] if flags.fused else []), *named]
     row = ["in-a-row"] if flags.iters or (flags.graph and flags.what == "step") else []
     return "-".join([*parts, *([flags.engine] if flags.engine else []), str(flags.batch or 256), *row])
@@ -281,7 +281,7 @@ def _epoch(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     from nbcnn.lab.measure import rung
 
     warmup = None if flags.warmup == "auto" else flags.warmup
-    rows = rung.measure_epoch(flags.mode or "im2col", flags.batch or 256, flags.precision, flags.engine or "auto", flags.iters or (1,), warmup)
+    rows = rung.measure_epoch(flags.mode or "cudacore", flags.batch or 256, flags.precision, flags.engine or "auto", flags.iters or (1,), warmup)
     first = rows[0]
     lines = [f"{first['mode']} {first['precision']}, batch {first['batch']}: {first['images']:,} images, {first['steps']} training steps"]
     for row in rows:
@@ -297,7 +297,7 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
     batch = flags.batch or 256
     warmup = None if flags.warmup == "auto" else flags.warmup
-    mode, engine = flags.mode or "im2col", flags.engine or "auto"
+    mode, engine = flags.mode or "cudacore", flags.engine or "auto"
     counts = flags.iters or (in_a_row.COUNTS if flags.graph else ())
     how: dict[str, Any] = {"seconds": flags.seconds or 1.0, "warmup": warmup, "counts": counts, "launched": bool(flags.graph)}
     ours = rung.measure(mode, batch, flags.precision, engine, **how)
@@ -341,7 +341,7 @@ def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
         to_stderr(cudnn_plans.MISSING)
     what: dict[str, Any] = {"precision": flags.precision, "engine": flags.engine or "auto", "fused": bool(flags.fused)}
     what |= {"seconds": flags.seconds, "warmup": None if flags.warmup == "auto" else flags.warmup}
-    for row in convs.passes(flags.mode or "im2col", flags.batch or 256, flags.layers or LAYERS, flags.peer != "none", **what):
+    for row in convs.passes(flags.mode or "cudacore", flags.batch or 256, flags.layers or LAYERS, flags.peer != "none", **what):
         rows.append(row)
         peer = f"{row['cudnn_ms']['median'] * 1e3:10.1f}{row['ratio']:8.2f}×" if row["ratio"] else ""
         rates = f"{row['tflops']:9.1f}{row['gbytes_per_second']:8.0f}"

@@ -25,7 +25,7 @@ def choices(flags: SimpleNamespace) -> list[Any]:
     from nbcnn.modes import MODES
 
     made = []
-    for mode in flags.modes or ("im2col",):
+    for mode in flags.modes or ("cudacore",):
         has = [precision for known, precision in MODES if known == mode]
         wanted = [precision for precision in flags.precisions or (None,) if precision in has or precision is None]
         # A mode that has none of the precisions asked for is refused by choose_mode, in words.

@@ -13,7 +13,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 
 EXAMPLES = (
-    "python -m nbcnn compare im2col tensorcore:bf16 --shape conv4@1024",
+    "python -m nbcnn compare cudacore tensorcore:bf16 --shape conv4@1024",
     "python -m nbcnn compare tensorcore:bf16/wgmma tensorcore:bf16/mma --op conv_wgrad --shape conv2@256",
     "python -m nbcnn compare im2col im2col@64,64,16,4,4,1 --op conv_fprop --shape conv3@256",
     "python -m nbcnn compare naive tiled --op conv_dgrad --cache hot,rotate --json",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nbcnn.train.runlog import RunFolder
 
 EXAMPLES = (
-    "extract runs/20260101-120000-cifar10-im2col",
+    "extract runs/20260101-120000-cifar10-cudacore",
     "extract RUN --checkpoint best --out features-best",
     "extract RUN --limit 1000 --format csv --mode cpu",
     "extract RUN --mirror                          also of the mirrored images, which classify then uses, too",

@@ -13,7 +13,7 @@ from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import called
 
 INDEX = "pipeline.json"
-_FORMAT, _VERSION = "nbcnn-pipeline", 1
+_FORMAT, _VERSION = "nbcnn-pipeline", 2
 _FORM = {"format": str, "version": int, "words": [str], "checkpoint_sha256?": str, "train?": {str: object}, "report?": {str: object}}
 _SILENT = ("--quiet", "--verbose", "--json")
 """Flags that change no result."""
@@ -90,8 +90,15 @@ def read(folder: Path) -> dict[str, Any]:
 
     found = document.load(folder / INDEX)
     document.fits(found, _FORM, f"{folder / INDEX}")
-    if (found["format"], found["version"]) != (_FORMAT, _VERSION):
+    if found["format"] != _FORMAT or found["version"] not in (1, _VERSION):
         raise document.DocumentError(f"{folder / INDEX} is of format {quoted(found['format'])}, version {found['version']}")
+    if found["version"] == 1:  # in which the mode cudacore was called im2col
+        before = ["", *found["words"]]
+        words = [
+            {"--mode=im2col": "--mode=cudacore", "im2col": "cudacore" if last == "--mode" else word}.get(word, word)
+            for last, word in zip(before, found["words"], strict=False)
+        ]
+        found |= {"version": _VERSION, "words": words}
     return dict(found)
 
 

@@ -53,7 +53,7 @@ def launches(model: str, arch: str, multiprocessors: int) -> Iterator[Any]:
     """The launches of `model`, of whose kernels many come several times. Raises DataError for s4convd where its data cannot be read."""
     data, flags = _material(model)
     target = target_of(arch, multiprocessors)
-    mode = "tensorcore" if target.capability >= TENSOR_CORES else "im2col"
+    mode = "tensorcore" if target.capability >= TENSOR_CORES else "cudacore"
     choice = Choice(MODES[mode, DEFAULT_PRECISION[mode]], "the fastest mode there")
     device = Absent(target)
     yield wait_launch(0)

@@ -16,7 +16,7 @@ from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn roofline",
-    "python -m nbcnn roofline --mode im2col --batch 1024 --chart roofline.svg",
+    "python -m nbcnn roofline --mode cudacore --batch 1024 --chart roofline.svg",
     "python -m nbcnn roofline --mode tensorcore --batch 4096 --no-fuse --ncu",
 )
 WITHOUT_GPU = "python -m nbcnn kernels, which compiles every kernel for any GPU"

@@ -58,7 +58,7 @@ def parser() -> Parser:
     group = made.add_argument_group("the whole step of S4ConvD")
     flag(group, "--no-step", bool, "only the convolutions alone", "off")
     flag(group, "--batch", count(1), "windows of the training step", BATCH, "windows")
-    flag(group, "--mode", one_of(*GPU_MODES), "how its other layers are computed", "im2col")
+    flag(group, "--mode", one_of(*GPU_MODES), "how its other layers are computed", "cudacore")
     flag(group, "--precision", one_of(*PRECISIONS), "what their multiplications round to", OWN_PRECISION)
     group = made.add_argument_group("output")
     flag(group, "--chart", paths.WRITES_TEXT, "draw the first shape's times and roofline into this PNG or SVG file", "none", metavar="FILE")
@@ -168,7 +168,7 @@ def _steps(flags: SimpleNamespace, found: list[dict[str, Any]], keep: Callable[[
     trios = {row["variant"]: row["trio_ms"] for row in dwconv.gains(alone, flags.share)}
     if not trios:
         _say(f"no prediction: --shapes has no {'x'.join(map(str, shape))}, the step's own convolutions, with naive among the variants")
-    options = {"mode": flags.mode or "im2col", "precision": flags.precision}
+    options = {"mode": flags.mode or "cudacore", "precision": flags.precision}
     bf16 = flags.precision == "bf16" or (options["mode"], flags.precision) == ("tensorcore", None)
     forms = () if bf16 or not _torch(flags) else forecast_peers.FORMS
     steps = forecast_step.measure(flags.batch, flags.variants, trios, say=_say, keep=keep, forms=forms, **options)

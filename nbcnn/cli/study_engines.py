@@ -19,14 +19,14 @@ EXAMPLES = (
     "python -m nbcnn study engines --rows bf16 --seconds 280 --out bf16.json",
     "python -m nbcnn study engines --networks lenet,dense --tiles 4",
 )
-ROWS = ("bf16", "tf32", "fp32", "im2col")
+ROWS = ("bf16", "tf32", "fp32", "cudacore")
 SECONDS = 280
 
 
 def parser() -> Parser:
     made = Parser("python -m nbcnn study engines", "Every implementation of every step of networks, and the regret of the choice.", EXAMPLES)
     group = made.add_argument_group("study")
-    flag(group, "--rows", some_of(*ROWS), f"precisions of mode tensorcore, and mode im2col ({', '.join(ROWS)})", "all")
+    flag(group, "--rows", some_of(*ROWS), f"precisions of mode tensorcore, and mode cudacore ({', '.join(ROWS)})", "all")
     flag(group, "--networks", str, "networks of bench nets and of nbcnn/lab/studies/engine_nets.py, by name", "all", metavar="NAME,…")
     flag(group, "--tiles", count(1), "time so many tiles of every implementation", 1)
     flag(group, "--seconds", real(0), "begin nothing new after so many seconds; steps with the largest share of a network's time come first", SECONDS)

@@ -29,7 +29,7 @@ def parser() -> Parser:
     flag(group, "--data-dir", paths.DATA_TEXT, "folder with the data set's files", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     group = made.add_argument_group("study")
-    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "im2col")
+    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "cudacore")
     flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", OWN_PRECISION)
     flag(group, "--norm", one_of("s0", "b0"), "which EvoNorm", "s0")
     flag(group, "--seeds", count(1), "runs of each form", 5)
@@ -54,7 +54,7 @@ def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.lab.studies import mnist
     from nbcnn.run.rows import choose_mode
 
-    choice = choose_mode(flags.mode or "im2col", flags.precision)
+    choice = choose_mode(flags.mode or "cudacore", flags.precision)
     row = choice.row
     device = Gpu().device_name if row.device == "gpu" else "CPU"
     data = datasets.load(flags.dataset or "mnist", data_dir=flags.data_dir or "data", limit=flags.limit, progress=False)

@@ -33,7 +33,7 @@ EXAMPLES = (
     "--model resnet18 --dataset cifar10            the strongest classifier of small colour images, 16 epochs",
     "--model unet --dataset shapes                 the class of every pixel, learned from masks",
     "--model my_model.py:layers --config run.toml  a custom network, settings from a file",
-    "--mode im2col --batch 256 --explain           the plan as a table, without training",
+    "--mode cudacore --batch 256 --explain         the plan as a table, without training",
 )
 
 FREE_ON_RESUME = frozenset(

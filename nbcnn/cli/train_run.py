@@ -44,12 +44,12 @@ from nbcnn.nn.whitening import prepared
 from nbcnn.plan.graph import named
 from nbcnn.run import blas
 from nbcnn.train import checkpoint, runlog
+from nbcnn.train.former import FORMAT
 from nbcnn.train.runlog import OWN_MODEL, RunError, RunFolder
 
 if TYPE_CHECKING:
     from nbcnn.cli.train_data import Material
 
-FORMAT = "nbcnn-training-1"
 BLAS = "blas_threads"
 """Under this name a checkpoint that was trained on a CPU has the number of BLAS's threads."""
 _UNSAVED = frozenset({"given", "explain", "json", "quiet", "verbose", "out", "resume", "config", "device"})
@@ -330,6 +330,7 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weigh
             f"{data.test_noun.replace(' ', '_')}": data.test_count,
             "shape" if data.noun == "windows" else "image_shape": list(data.shape),
         },
+        "format": FORMAT,
         "mode": net.mode,
         "precision": net.precision,
         "device": net.device_name,

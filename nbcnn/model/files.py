@@ -26,7 +26,7 @@ from nbcnn.nn.optim import Schedule
 from nbcnn.nn.params import under
 from nbcnn.plan.graph import ShapeError
 from nbcnn.run.net import Net
-from nbcnn.train import checkpoint
+from nbcnn.train import checkpoint, former
 from nbcnn.train.checkpoint import ADVICE, CheckpointError, Saved
 from nbcnn.train.runlog import OWN_MODEL, RunFolder
 from nbcnn.train.saved_net import check, choice_of, described, fill, normalisation
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nbcnn.model.network import Model
 
 FORMAT = "nbcnn-model-1"
-TRAINING = "nbcnn-training-1"
 CALLABLE = "a callable"
 """The name of data that a callable yields, whose examples nobody has together."""
 ON_GPU = "GPU arrays"
@@ -209,7 +208,7 @@ def words(model: Model, session: Any, optimizer: Any, images: Any, epochs: int, 
     """Which training this is, and how it was computed, for its checkpoints."""
     net = model.net
     identity = {
-        "format": TRAINING,
+        "format": former.FORMAT,
         "model": OWN_MODEL,
         "data": f"{name}, {len(images)} examples" + (f", CRC-32 {zlib.crc32(images.data):08x}" if name not in (CALLABLE, ON_GPU) else ""),
         "batch": str(batch),
@@ -252,6 +251,7 @@ def config(
             "test_images": 0 if test_images is None else len(test_images),
             "image_shape": list(net.input_shape),
         },
+        "format": former.FORMAT,
         "mode": net.mode,
         "precision": net.precision,
         "device": net.device_name,

@@ -10,6 +10,7 @@ MODES = {
     "naive": ("fp32",),
     "tiled": ("fp32",),
     "im2col": ("fp32",),
+    "cudacore": ("fp32",),
     "tensorcore": ("bf16", "tf32", "fp32"),
 }
 """Modes, each faster than the one before, with their precisions; the first is the default, the others are slower."""

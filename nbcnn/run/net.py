@@ -48,7 +48,7 @@ class Net:
                  sizes of inputs that are left out are filled in.
     input_shape  (C, H, W) for images, (F,) for vectors (both uint8, 255 becomes 1), or (F, L) for series of floats. Several inputs of a graph are
                  one vector, `Graph.input_shape`; several outputs are one vector too (`output_shapes` has theirs).
-    mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
+    mode         auto, cpu, naive, tiled, im2col, cudacore, tensorcore; `precision` None takes the mode's own.
     engine       auto, wgmma, mma: which of tensorcore's kernels.
     dwconv       auto, or the variant of depthwise convolution (`nbcnn.modes.DWCONV`). fusing: put fused layers in, where the mode has them.
     seed, init   first weights: see `ParameterLayout.initial`.

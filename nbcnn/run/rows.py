@@ -45,7 +45,7 @@ def choose_mode(
 ) -> Choice:
     """The row for `mode` and `precision`, and why. `auto` takes the fastest that this machine has.
 
-    On a GPU without usable tensor cores, tensorcore becomes im2col, the next best row, and the reason says so; `strict` refuses that.
+    On a GPU without usable tensor cores, tensorcore becomes cudacore, the next best row, and the reason says so; `strict` refuses that.
     `engine` (auto, wgmma, mma) chooses among tensorcore's kernels, `dwconv` (auto or one of `nbcnn.modes.DWCONV`) the depthwise
     convolutions of a GPU mode. `capability` None asks the GPU.
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU, or
@@ -58,13 +58,13 @@ def choose_mode(
     why = "as asked"
     if mode == "auto":
         fast = precision in (None, *(p for m, p in MODES if m == "tensorcore")) and capability >= TENSOR_CORES
-        mode = "cpu" if missing else "tensorcore" if fast else "im2col"
+        mode = "cpu" if missing else "tensorcore" if fast else "cudacore"
         why = "no usable GPU here" if missing else "the fastest mode on this GPU"
     elif mode == "tensorcore" and not missing and capability < TENSOR_CORES:
         why = f"the next best: tensorcore needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
         if strict:
-            raise UsageError(f"--strict: mode tensorcore became im2col, {why}")
-        mode, precision = "im2col", None
+            raise UsageError(f"--strict: mode tensorcore became cudacore, {why}")
+        mode, precision = "cudacore", None
     precision = precision or DEFAULT_PRECISION[mode]
     if (mode, precision) not in MODES:
         raise UsageError(f"mode {mode} has no precision {quoted(precision)}; it has {', '.join(p for m, p in MODES if m == mode)}")

@@ -24,6 +24,7 @@ from nbcnn.files.quote import brief, quoted
 from nbcnn.files.suggest import for_shell
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import decode
+from nbcnn.train import former
 
 ADVICE = "give a .safetensors file, or the folder of a run"
 """What to do where there is no checkpoint."""
@@ -179,7 +180,7 @@ def _read(path: Path) -> Saved:
     if older is not None and older != hashlib.sha256(data).hexdigest():
         raise CheckpointError("the checksum in its header is not that of its tensors: bytes were changed after it was written")
     checked = "all" if seal is not None else "tensors" if older is not None else ""
-    return Saved(path, tensors, metadata, hashlib.sha256(content).hexdigest(), checked)
+    return Saved(path, tensors, former.of_checkpoint(metadata), hashlib.sha256(content).hexdigest(), checked)
 
 
 def _sealed(content: bytes) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from nbcnn.files import atomic, document, lock, regular
 from nbcnn.files.quote import brief, quoted
 from nbcnn.files.suggest import for_shell
-from nbcnn.train import checkpoint
+from nbcnn.train import checkpoint, former
 from nbcnn.train.checkpoint import BEST, LAST, Metadata, Tensors
 
 OWN_MODEL = "own"
@@ -151,7 +151,7 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         """The content of config.json. Raises RunError if it is missing, or does not say what was trained on which data."""
         try:
-            config = document.load(self.config_path)
+            config = former.of_config(document.load(self.config_path))
         except OSError as error:
             why = "it is a file" if self.path.is_file() else self.other() or f"{self.config_path.name} cannot be read ({error.strerror})"
             raise RunError(f"{self.path} is no run folder: {why}") from None

@@ -32,7 +32,7 @@ from nbcnn.gpu import faults
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.nn.params import under
 from nbcnn.ranks.team import ALONE, Team
-from nbcnn.train import checkpoint
+from nbcnn.train import checkpoint, former
 from nbcnn.train.checkpoint import BEST, CheckpointError, Tensors
 from nbcnn.train.events import Callback, Epoch, Reading, Result
 from nbcnn.train.interrupt import Interrupted, Interrupts
@@ -194,7 +194,7 @@ class Trainer:
 
     def _resume(self, path: Path, new_epochs: bool) -> list[str]:
         saved = checkpoint.read(path)
-        metadata, told = saved.metadata, []
+        metadata, told = saved.metadata, former.remark(saved.metadata)
         try:
             done, self._epoch_seconds = int(metadata["epochs_done"]), float(metadata["epoch_seconds"])
             self.step = int(metadata["step"])

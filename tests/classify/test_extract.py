@@ -106,7 +106,7 @@ def test_termination_leaves_no_temporary_file(finished, tmp_path, monkeypatch):
 
 def test_a_gpu_mode_says_that_it_compiles_first():
     assert describe.compiling(SimpleNamespace(mode="cpu")) == ""
-    assert "compiling them at the first start" in describe.compiling(SimpleNamespace(mode="im2col"))
+    assert "compiling them at the first start" in describe.compiling(SimpleNamespace(mode="cudacore"))
 
 
 @pytest.mark.parametrize(

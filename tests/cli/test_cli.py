@@ -189,7 +189,7 @@ def test_explain_prints_the_plan_and_makes_nothing(tmp_path, monkeypatch, capsys
 # -- things that go wrong
 
 
-@pytest.mark.parametrize("mode", ["naive", "tiled", "im2col"])
+@pytest.mark.parametrize("mode", ["naive", "tiled", "im2col", "cudacore"])
 def test_a_gpu_mode_without_a_gpu_exits_4_in_three_lines(mode, capsys):
     if device.gpu_missing() is None:
         pytest.skip("there is a GPU (or the simulator)")

@@ -51,7 +51,7 @@ COMMANDS = {
     "svm": CLASSIFY,
     "ridge": (*CLASSIFY, "--machine", "ridge"),
     "pipeline": ("pipeline", *TINY, "--out", "all"),
-    "im2col": ("train", *TINY[:2], "--mode", "im2col", "--limit", "4", "--epochs", "1", "--out", "gpu"),
+    "cudacore": ("train", *TINY[:2], "--mode", "cudacore", "--limit", "4", "--epochs", "1", "--out", "gpu"),
     "classify gpu": ("classify", "features", "--device", "gpu"),
 }
 LINES = {
@@ -99,7 +99,7 @@ def test_predictions_and_features_need_no_extra(found):
         ("svm", f"nbcnn: error: --machine svm without a GPU needs scikit-learn, and {SVM}"),
         ("ridge", f"nbcnn: error: --machine ridge needs scikit-learn, and {SVM}"),
         ("pipeline", f"nbcnn: error: --machine svm without a GPU needs scikit-learn, and {SVM}"),
-        ("im2col", f"nbcnn: error: {CU13}"),
+        ("cudacore", f"nbcnn: error: {CU13}"),
         ("classify gpu", f"nbcnn: error: {CU13}"),
         ("nbcnn.sklearn", f"ImportError: nbcnn.sklearn needs scikit-learn, and {SVM}"),
         ("plots", f"ImportError: pictures need Matplotlib, and {PLOTS}"),
@@ -120,7 +120,7 @@ def test_what_is_refused_writes_nothing(found):
 
 
 def test_without_a_package_of_the_gpu_the_advice_is_that_without_a_gpu(found):
-    assert "  without a GPU:      --mode cpu" in found["im2col"][2]
+    assert "  without a GPU:      --mode cpu" in found["cudacore"][2]
 
 
 def test_every_line_names_an_extra_that_there_is():

@@ -50,7 +50,7 @@ def test_an_interrupt_ends_the_workers(monkeypatch):
 def test_a_second_start_compiles_nothing(gpu, tmp_path):
     compiled = []
     for start in ("first", "second"):
-        words = ["train.py", "--dataset", "shapes", "--limit", "64", "--batch", "32", "--epochs", "1", "--mode", "im2col", "--json", "--out"]
+        words = ["train.py", "--dataset", "shapes", "--limit", "64", "--batch", "32", "--epochs", "1", "--mode", "cudacore", "--json", "--out"]
         environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
         done = subprocess.run([sys.executable, *words, str(tmp_path / start)], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         compiled.append(json.loads(done.stdout.splitlines()[-1])["kernels_compiled"])

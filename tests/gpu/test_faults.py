@@ -146,7 +146,7 @@ def run(code, *words):
     return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300)
 
 
-ON_GPU = ["--dataset", "shapes", "--mode", "im2col", "--limit", "512", "--batch", "64", "--epochs", "2", "--quiet"]
+ON_GPU = ["--dataset", "shapes", "--mode", "cudacore", "--limit", "512", "--batch", "64", "--epochs", "2", "--quiet"]
 TRAIN = "sys.exit(exits(train, sys.argv[1:]))"
 
 
@@ -208,7 +208,7 @@ def test_fork_after_cuda_has_started(gpu):
     code = """
         import os
         from nbcnn.lab.measure.rung import session_for
-        session = session_for(4, 8, mode="im2col")
+        session = session_for(4, 8, mode="cudacore")
         session.begin_epoch(0)
         session.step()
         session.net.device.synchronize()
@@ -235,7 +235,7 @@ def test_fork_after_cuda_has_started(gpu):
 
 
 def test_two_models_in_two_threads_end_as_alone(gpu):
-    assert together("im2col") == [alone("im2col")] * 2
+    assert together("cudacore") == [alone("cudacore")] * 2
 
 
 def alone(mode):
@@ -267,7 +267,7 @@ def together(mode):
 @pytest.mark.full
 def test_a_training_killed_on_the_gpu_ends_with_the_same_bits(gpu):
     """Eight attempts of the campaign `kills`, in a process that has not used the GPU itself."""
-    command = [sys.executable, "-m", "tests.campaigns", "--only", "kills", "--mode", "im2col", "--attempts", "8", "--minutes", "4"]
+    command = [sys.executable, "-m", "tests.campaigns", "--only", "kills", "--mode", "cudacore", "--attempts", "8", "--minutes", "4"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     print(json.dumps(done.stdout))
     assert done.returncode == 0, done.stderr[-3000:]

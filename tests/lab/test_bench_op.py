@@ -288,7 +288,7 @@ def test_what_cannot_be_timed_exits_2(argv, says, capsys):
 
 def test_help_gives_the_defaults_of_every_benchmark():
     helps = {action.dest: action.help for action in bench.parser()._actions}
-    assert helps["mode"].endswith("(default im2col; nets, predict, scaling: tensorcore)")
+    assert helps["mode"].endswith("(default cudacore; nets, predict, scaling: tensorcore)")
     assert helps["precision"].endswith("nets, predict, scaling in tensorcore: all three)")
     assert helps["seconds"].endswith("default an op: 3; step, scaling: 1; nets: 0.7; predict, convs: 0.5; --tiles: no limit)")
     assert helps["forms"].endswith(f"(default step: eager,graph,compile; nets, predict: {','.join(predict.FORMS)})")

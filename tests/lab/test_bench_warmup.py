@@ -35,7 +35,7 @@ def made(alone=5.0, rotating=1.0, low_clock=345.0, written=(0.1, 0.2, 1.0)):
     ]
     counted = [("hot", 1, written[0]), ("hot", 10, written[1]), ("hot", 100, written[1]), ("rotate", 1, written[2]), ("rotate", 100, written[2])]
     return {
-        **{"op": "conv_fprop", "shape": "conv4@64", "variant": "im2col", "sleep": 5.0, "clock_source": "NVML"},
+        **{"op": "conv_fprop", "shape": "conv4@64", "variant": "cudacore", "sleep": 5.0, "clock_source": "NVML"},
         "fresh": fresh.summary([process(9), process(7), process(5), process(6)]),
         "warm": {"steady": True, "seconds": 0.6, "sm_mhz": 1980},
         "curve": [{"at": 0.001 * i, "ms": 3.0 if i < 5 else 1.0, "sm_mhz": low_clock if i < 50 else 1980.0} for i in range(1, 400)],

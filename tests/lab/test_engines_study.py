@@ -51,7 +51,7 @@ MEASURED = Path(__file__).with_name("engines_h100.json")
 
 
 @pytest.mark.parametrize(
-    ("row", "mean", "worst"), [("im2col", 0.003, 0.08), *full(("fp32", 0.004, 0.156), ("bf16", 0.004, 0.15), ("tf32", 0.006, 0.14))]
+    ("row", "mean", "worst"), [("cudacore", 0.003, 0.08), *full(("fp32", 0.004, 0.156), ("bf16", 0.004, 0.15), ("tf32", 0.006, 0.14))]
 )
 def test_the_regret_of_the_choices_is_small(row, mean, worst):
     """What today's choices cost by measured times, on average and at most: 3 % and 15 % are asked for."""
@@ -74,7 +74,7 @@ def test_a_choice_counts_the_packing_of_its_weights(row, batch, engine):
 
 
 def test_a_row_by_cost_takes_the_cheapest_that_it_knows():
-    """Of a layer of few pixels `tensorcore fp32` takes the kernels of im2col; forced engines leave them out, and a teaching mode has no choice."""
+    """Of a layer of few pixels `tensorcore fp32` takes the kernels of cudacore; forced engines leave them out, and a teaching mode has no choice."""
     x, y, w = Buf("x", (33, 40, 8, 8)), Buf("y", (33, 72, 8, 8)), Buf("w", (72, 40, 3, 3))
     step = Step(named("conv_wgrad"), (x, y), (w,), {"stride": 1, "pad": 1})
     row = MODES["tensorcore", "fp32"]
@@ -107,13 +107,14 @@ def test_a_forced_engine_runs_whatever_it_costs(precision):
 
 def test_the_networks_of_the_study_can_be_planned():
     for name in ("lenet", "inverted", "large-windows", "few-groups", "rows-4"):
-        assert engines.tasks([name], ["im2col"], Absent(), batches=(2,))
+        assert engines.tasks([name], ["cudacore"], Absent(), batches=(2,))
     assert set(engine_nets.STUDIED) < set(engine_nets.ALL)
 
 
 def test_a_step_is_found_again_in_its_row(one):
     rows = [
-        task.named | {"ways": [way.named | {"us": 2.0} for way in task.ways]} for task in engines.tasks(["small"], ["im2col"], Absent(), batches=(0,))
+        task.named | {"ways": [way.named | {"us": 2.0} for way in task.ways]}
+        for task in engines.tasks(["small"], ["cudacore"], Absent(), batches=(0,))
     ]
     rows = json.loads(json.dumps(rows))
     for row in engines.judged(rows):
@@ -130,7 +131,7 @@ def test_ways_are_timed_if_their_results_are_right(one, monkeypatch, tmp_path, c
     monkeypatch.setattr(tiles, "milliseconds", lambda device, launches, sets: 0.001 * len(launches) / sets)
     monkeypatch.setattr(tiles, "EVICTED", 1)
     out = tmp_path / "rows.json"
-    assert study_engines.main(["--rows", "im2col", "--networks", "small", "--out", str(out), "--json"]) == 0
+    assert study_engines.main(["--rows", "cudacore", "--networks", "small", "--out", str(out), "--json"]) == 0
     rows = json.loads(out.read_text())
     assert json.loads(capsys.readouterr().out) == rows
     timed = [way for row in rows for way in row["ways"]]

@@ -200,11 +200,20 @@ def test_the_classifier_over_seeds_on_a_cpu(capsys):
 
 def test_seeds_and_steps_in_words():
     runs = [
-        {"what": "train", "form": f, "seed": s, "accuracy": a, "epoch_ms": {"median": 100.0}, "data": "mnist", "mode": "im2col", "precision": "fp32"}
+        {
+            "what": "train",
+            "form": f,
+            "seed": s,
+            "accuracy": a,
+            "epoch_ms": {"median": 100.0},
+            "data": "mnist",
+            "mode": "cudacore",
+            "precision": "fp32",
+        }
         | {"norm": "s0", "epochs": 10}
         for f, s, a in (("fused", 0, 0.99), ("fused", 1, 0.992), ("unfused", 0, 0.991))
     ]
-    steps = [mnist.step_row("nbcnn im2col fp32 fused", [0.1] * 5), mnist.step_row("PyTorch fp32, as a graph", [0.25] * 5)]
+    steps = [mnist.step_row("nbcnn cudacore fp32 fused", [0.1] * 5), mnist.step_row("PyTorch fp32, as a graph", [0.25] * 5)]
     text = "\n".join(mnist.summary([*runs, *steps]))
     assert "mean 99.10%, least 99.00%; 0.100 s per epoch" in text
     assert "2.50×" in text
@@ -215,7 +224,7 @@ def measured(tmp_path, monkeypatch):
     """Results of the fusion study in place of the kept ones."""
     sections = {f"fusion-{name}-part": samples.fusion_study(name) for name in readme_fusion.TITLES}
     sections["fusion-evonorm-fwd-conv"] = samples.conv_evonorm()
-    samples.saved(tmp_path, sections | {"mnist-im2col-fp32": samples.classifier()})
+    samples.saved(tmp_path, sections | {"mnist-cudacore-fp32": samples.classifier()})
     monkeypatch.setattr(results, "RESULTS", tmp_path)
 
 
@@ -233,5 +242,5 @@ def test_tables_hold_what_was_measured(measured):
     assert "| S0 64 | bf16 | 20.0 | 10.0 | 33.0 | 22.0 | 19.0 | 0.20 | -0.10 | 1.50× |" in made["conv_evonorm"]
     assert "| S0 64 | fp32 |" in made["conv_evonorm"]
     assert "| second | 100.0 | 200.0 | 20.0 | 5.00× |" in made["fusion_gemm"]
-    assert "| im2col fp32, fused | 2 | 99.10 % | 99.00 % | 0.200 s |" in made["mnist"]
-    assert "nbcnn im2col fp32 fused 400 µs, PyTorch fp32 1,000 µs" in made["mnist"]
+    assert "| cudacore fp32, fused | 2 | 99.10 % | 99.00 % | 0.200 s |" in made["mnist"]
+    assert "nbcnn cudacore fp32 fused 400 µs, PyTorch fp32 1,000 µs" in made["mnist"]

@@ -32,7 +32,7 @@ def test_every_user_launches_something():
 
 
 @pytest.mark.parametrize("fusing", [True, False], ids=["fused", "plain"])
-@pytest.mark.parametrize("key", [("im2col", "fp32"), ("tensorcore", "bf16")], ids="-".join)
+@pytest.mark.parametrize("key", [("cudacore", "fp32"), ("tensorcore", "bf16")], ids="-".join)
 def test_the_proof_records_what_a_training_records(key, fusing):
     def said(steps):
         return [(str(step.op), [(buf.shape, buf.dtype) for buf in (*step.ins, *step.outs)], dict(step.attrs)) for step in steps]

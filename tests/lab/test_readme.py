@@ -50,7 +50,7 @@ def test_a_table_is_well_formed_and_says_where_it_is_from(measured, name):
 def test_a_training_step_that_was_timed_without_peers_stands_behind_the_one_with_them(tmp_path, monkeypatch):
     row = {
         "form": "nbcnn best",
-        "mode": "im2col",
+        "mode": "cudacore",
         "precision": "fp32",
         "batch": 512,
         "variant": "best",
@@ -58,7 +58,7 @@ def test_a_training_step_that_was_timed_without_peers_stands_behind_the_one_with
         "windows_per_second": 51_200.0,
     }
     row |= {"ratio": 1.0, "peak_bytes": 1}
-    named = {"s4convd-im2col-512": 10.0, "s4convd-im2col-alone-512": 9.0}
+    named = {"s4convd-cudacore-512": 10.0, "s4convd-cudacore-alone-512": 9.0}
     samples.saved(tmp_path, {name: [row | {"step_ms": samples.timing(ms)}] for name, ms in named.items()})
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     before, behind = TABLES["s4convd"]().split("**The same, without PyTorch beside it:**")
@@ -72,10 +72,10 @@ def test_the_tables_hold_the_measured_figures(measured):
     assert "| N 512, C 128, L 48, T 48 | best | 16 + 16 + 16 | 48.5 | +1.0% | 10.0× |" in made["dwconv"]
     assert "| best | fprop | 25.2 | 25.6 | 12.6 | 12.6 | 1.00 |" in made["dwcounters"]
     assert "| nbcnn naive | 10.00 | 10.00 | +0.0% | 51,200 | 1.00× | 8.00 | 2.00 |" in made["s4convd"]
-    assert "| im2col fp32 | 256 | 1.700 | 1.630 | -4.1% | 1.304 | 80% | 1 compute, 1 memory |" in made["roofline"]
-    assert "| conv2 | `conv_fprop` | im2col | 1600.0 | 1280.0 | 80% | compute | 75.000 | 80.00 | 240.00 |" in made["roofline"]
+    assert "| cudacore fp32 | 256 | 1.700 | 1.630 | -4.1% | 1.304 | 80% | 1 compute, 1 memory |" in made["roofline"]
+    assert "| conv2 | `conv_fprop` | cudacore | 1600.0 | 1280.0 | 80% | compute | 75.000 | 80.00 | 240.00 |" in made["roofline"]
     assert "fp32 60 TFLOP/s, tf32 400 TFLOP/s, bf16 800 TFLOP/s, copy 4.20 TB/s" in made["roofline"]
-    assert "| im2col-256 | 2 | 1 | 2.0% | 0.40 … 0.40 |" in made["counters"]
+    assert "| cudacore-256 | 2 | 1 | 2.0% | 0.40 … 0.40 |" in made["counters"]
     assert "| copy of a large array | 4.2 TB/s | 4.0 … 4.5 | ok |" in made["selftest"]
     assert "| 1,000 | 500.0 | 100.00 | 100.00 |" in made["warmup"]
     assert "| resnet18 | bf16 | 512 | **4.000** | 8.000 | 6.000 | **1.50×** | 900 / 1,500 |" in made["nets"]

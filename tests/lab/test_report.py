@@ -199,7 +199,7 @@ def test_a_devices_report_opens_with_a_summary_and_speaks_in_titles():
 
 def test_titles_of_sections_are_for_people():
     assert titles.KINDS.keys() == schema.KINDS.keys()
-    assert titles.titled("step-256", [{"mode": "im2col"}]) == "Training step: im2col, batch 256"
+    assert titles.titled("step-256", [{"mode": "cudacore"}]) == "Training step: cudacore, batch 256"
     assert titles.titled("convs-fused-tensorcore-bf16-1024", [{"mode": "x"}]) == "Convolutions: layers fused, tensorcore bf16, batch 1,024"
     assert titles.titled("convs-tensorcore-bf16-mma-1024") == "Convolutions: tensorcore bf16, engine mma, batch 1,024"
     assert titles.titled("scaling-1-2-4") == "Several GPUs: 1, 2 and 4"

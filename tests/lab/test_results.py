@@ -57,7 +57,7 @@ def spoilt(path, change):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda file, part: file.update(schema=99), r"schema 99, this version reads 1"),
+        (lambda file, part: file.update(schema=99), r"schema 99, this version reads 2"),
         (lambda file, part: file.pop("device"), r"lacks 'device'"),
         (lambda file, part: part["environment"].pop("date"), r"step-256\.environment lacks 'date'"),
         (lambda file, part: part["environment"].update(date="yesterday"), r"environment\.date is no date"),
@@ -158,9 +158,9 @@ def test_rows_are_matched_by_what_they_are_not_where_they_stand():
     found = regressions.compare(old, new)
     assert [(change.what, change.verdict, change.peer) for change in found.changes] == [
         ("PyTorch eager fp32 256 step_ms", "slower", True),
-        ("nbcnn im2col fp32 256 step_ms", "slower", False),
+        ("nbcnn cudacore fp32 256 step_ms", "slower", False),
     ]
-    assert [change.what for change in found.regressions] == ["nbcnn im2col fp32 256 step_ms"]
+    assert [change.what for change in found.regressions] == ["nbcnn cudacore fp32 256 step_ms"]
     assert (found.only_old, found.only_new) == (("nbcnn tiled fp32 256",), ("nbcnn naive fp32 256",))
 
 
@@ -170,9 +170,9 @@ def test_timings_are_found_wherever_they_stand():
     for each in (slower["passes_ms"]["fprop"], slower["cudnn_ms"]):
         each.update(timing(2.0))
     found = regressions.compare([step(6.0, **passes)], [step(6.0, **slower)])
-    verdicts = {change.what.removeprefix("nbcnn im2col fp32 256 "): (change.verdict, change.peer) for change in found.changes}
+    verdicts = {change.what.removeprefix("nbcnn cudacore fp32 256 "): (change.verdict, change.peer) for change in found.changes}
     assert verdicts == {"cudnn_ms": ("slower", True), "passes_ms fprop": ("slower", False), "step_ms": ("same", False)}
-    points = [{"mode": "im2col", "points": [{"scope": "conv1", "op": "conv_fprop", "ms": timing(1.0)}]}]
+    points = [{"mode": "cudacore", "points": [{"scope": "conv1", "op": "conv_fprop", "ms": timing(1.0)}]}]
     worse = copy.deepcopy(points)
     worse[0]["points"][0]["ms"] = timing(1.5)
     assert [change.what for change in regressions.compare(points, worse).regressions] == ["conv1 conv_fprop ms"]
@@ -200,7 +200,7 @@ def test_bench_compares_before_it_saves_and_exits_1(saved, monkeypatch, capsys):
     assert exits(__main__.main, words) == 1
     text = capsys.readouterr().out
     assert text.startswith("the table\n")
-    assert "nbcnn im2col fp32 256 step_ms    1.100×  SLOWER  6 [5.88, 6.12] → 6.6 [6.468, 6.732]\n" in text
+    assert "nbcnn cudacore fp32 256 step_ms   1.100×  SLOWER  6 [5.88, 6.12] → 6.6 [6.468, 6.732]\n" in text
     assert "1 of 1 timings became slower" in text
     # Now saved, the same figures are no regression; beside --json the comparison leaves stdout alone.
     assert exits(__main__.main, [*words, "--json"]) == 0
@@ -226,3 +226,24 @@ def test_a_comparison_that_cannot_be_is_refused_before_measuring(saved, monkeypa
 def test_times_of_two_devices_are_not_compared(saved):
     with pytest.raises(DocumentError, match="times of different devices"):
         regressions.Baseline(str(saved), "step-256", "NVIDIA T4 (compute capability 7.5)")
+
+
+def test_a_file_of_schema_1_is_read_in_todays_names(tmp_path):
+    """What it calls the mode im2col is `cudacore` today; the engine, which ladders time apart, kept its name."""
+    path = results.save("step-im2col-256", [samples.step(6.5, "nbcnn im2col", mode="im2col")], DEVICE, tmp_path)
+    found = json.loads(path.read_text())
+    one = found["sections"]["step-im2col-256"]
+    one["environment"]["command"] = "python -m nbcnn bench step --mode naive,im2col --save"
+    one["rows"][0] |= {"variants": ["im2col/im2col@64", "tensorcore"], "runs_as": "im2col", "engine": "im2col"}
+    found["sections"]["climb-256"] = {"environment": one["environment"], "rows": [{"variant": "mode im2col"}, {"variant": "im2col:fp32"}]}
+    found["sections"]["climb-256"]["rows"] = [row | samples.hopper()[0] | row for row in found["sections"]["climb-256"]["rows"]]
+    path.write_text(json.dumps(found | {"schema": 1}))
+    today = results.load(path)
+    assert today["schema"] == schema.VERSION
+    row = today["sections"]["step-cudacore-256"]["rows"][0]
+    assert [row[name] for name in ("form", "mode", "runs_as", "engine")] == ["nbcnn cudacore", "cudacore", "cudacore", "im2col"]
+    assert row["variants"] == ["cudacore/im2col@64", "tensorcore"]
+    assert today["sections"]["step-cudacore-256"]["environment"]["command"] == "python -m nbcnn bench step --mode naive,cudacore --save"
+    assert [row["variant"] for row in today["sections"]["climb-256"]["rows"]] == ["mode im2col", "cudacore:fp32"]
+    path.write_text(json.dumps(found | {"schema": schema.VERSION}))
+    assert results.load(path)["sections"]["step-im2col-256"] == one

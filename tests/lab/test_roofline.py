@@ -38,7 +38,7 @@ def found_for(mode: str, precision: str, ms: float = 0.1) -> dict:
     }
 
 
-@pytest.mark.parametrize(("mode", "precision"), [("im2col", "fp32"), ("tensorcore", "bf16"), ("tensorcore", "fp32")])
+@pytest.mark.parametrize(("mode", "precision"), [("cudacore", "fp32"), ("tensorcore", "bf16"), ("tensorcore", "fp32")])
 def test_points_have_both_kinds_of_bytes_and_the_time_that_the_roofs_allow(mode, precision):
     plan = training_plan(MODES[mode, precision], 256)
     for item, point in zip(plan.steps, found_for(mode, precision)["points"], strict=True):
@@ -46,7 +46,7 @@ def test_points_have_both_kinds_of_bytes_and_the_time_that_the_roofs_allow(mode,
         assert point["flops"] == fewest_flops(item.step)
         launches = roofline.traffic_of(plan, item)
         assert point["logical_bytes"] == (None if launches is None else total(launches).logical)
-        roof = ROOFS["fp32"] if mode == "im2col" or item.how.mode == "im2col" else ROOFS["bf16"] / (6 if precision == "fp32" else 1)
+        roof = ROOFS["fp32"] if mode == "cudacore" or item.how.mode == "cudacore" else ROOFS["bf16"] / (6 if precision == "fp32" else 1)
         needed = max(point["flops"] / roof, point["compulsory_bytes"] / ROOFS["copy"]) * 1e3
         assert point["attainable_ms"] == pytest.approx(needed, rel=1e-3, abs=1e-6)
         assert point["fraction"] == pytest.approx(needed / 0.1, rel=1e-2, abs=1e-4)
@@ -75,14 +75,14 @@ def test_the_table_says_which_bytes_and_how_the_sum_compares():
 
 
 def test_a_gpu_without_a_datasheet_here_has_measured_ceilings_alone(tmp_path):
-    found = found_for("im2col", "fp32")
+    found = found_for("cudacore", "fp32")
     found["ceilings"]["datasheet"] = roofline.datasheet(None)
     assert "not known for this GPU" in roofline.table(found)
     roofline.chart(found, tmp_path / "a.png", "test")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(("mode", "precision"), [("im2col", "fp32"), ("tensorcore", "bf16")])
+@pytest.mark.parametrize(("mode", "precision"), [("cudacore", "fp32"), ("tensorcore", "bf16")])
 def test_charts_have_both_roofs(tmp_path, mode, precision):
     roofline.chart(found_for(mode, precision), tmp_path / "a.svg", "a title")
     text = (tmp_path / "a.svg").read_text()

@@ -52,7 +52,7 @@ def test_what_a_user_writes_and_what_an_expert_does_have_columns_of_their_own():
 
 
 def test_the_table_says_why_a_peer_has_no_time():
-    rows = [row("nbcnn im2col", 2.0), row("PyTorch graph", 3.0), {"form": "JAX", "why": jax_step.MISSING}]
+    rows = [row("nbcnn cudacore", 2.0), row("PyTorch graph", 3.0), {"form": "JAX", "why": jax_step.MISSING}]
     text = study.lines(rows)
     assert rows[1]["ratio"] == 1.5
     assert text[2].endswith("1.50×")

@@ -76,7 +76,7 @@ def test_counted_kernels_are_matched_with_launches():
 
 def step_rows():
     parts = {"depthwise": 80.0, "pointwise": 15.0, "gaps": 5.0}
-    common = {"mode": "im2col", "precision": "fp32", "batch": 64, "windows_per_second": 640.0, "peak_bytes": 1 << 30}
+    common = {"mode": "cudacore", "precision": "fp32", "batch": 64, "windows_per_second": 640.0, "peak_bytes": 1 << 30}
     naive = {"form": "nbcnn naive", "variant": "naive", "step_ms": {"median": 100.0}, "parts_ms": parts, **common}
     best = {"form": "nbcnn best", "variant": "best", "step_ms": {"median": 31.0}, "parts_ms": {**parts, "depthwise": 10.0}, **common}
     return [naive, best]

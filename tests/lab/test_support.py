@@ -23,7 +23,7 @@ def test_what_ran_is_what_the_results_are_of():
     assert rows["9.0"][1:4] == ["tensorcore", "bf16, tf32, fp32", "wgmma, mma"]
     assert rows["9.0"][4].startswith("run on ")
     assert "NVIDIA H200" in rows["9.0"][4]
-    assert rows["7.5"][1:5] == ["im2col", "fp32", "", "compiled, not run"]
+    assert rows["7.5"][1:5] == ["cudacore", "fp32", "", "compiled, not run"]
     assert rows["12.1"][3:5] == ["mma", "one kernel compiled; instructions of 120"]
     assert [version for version, row in rows.items() if row[4].startswith("run")] == ["9.0"]
 
@@ -36,5 +36,5 @@ def test_every_mode_precision_and_engine_has_a_row():
     assert needs["tensorcore", "tf32", "mma"] == "compute capability 8.0"
     assert needs["cpu", "fp32", ""] == "no GPU"
     timed = {(mode, precision, engine): what for mode, precision, engine, _, what in rows}
-    assert "whole steps" in timed["im2col", "fp32", ""]
+    assert "whole steps" in timed["cudacore", "fp32", ""]
     assert timed["tensorcore", "bf16", "mma"] == "convolutions"

@@ -255,7 +255,7 @@ def test_what_reads_its_output_is_an_epilogue_in_training(own):
     assert "conv_soft_sign_fprop" not in {str(step.op) for step in net.record_gradients(4).steps}  # NumPy gains nothing
     tape = Tape(training=True)
     trace(tape, layers_named([*net.layers])[:2], tape.temp("x", (4, 1, 6, 6)))
-    (step,) = merge(tape.steps, MODES["im2col", "fp32"].ops)
+    (step,) = merge(tape.steps, MODES["cudacore", "fp32"].ops)
     assert (str(step.op), step.attrs["scale"]) == ("conv_soft_sign_fprop", 0.5)
 
 
@@ -433,7 +433,7 @@ def test_on_arrays_runs_what_a_kernel_runs(rng):
     np.testing.assert_array_equal(on_arrays(ACTIVATIONS["relu"].function)(x), np.maximum(x, 0))
 
 
-@pytest.mark.parametrize("mode", ["cpu", pytest.param("im2col", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("cudacore", marks=pytest.mark.gpu)])
 def test_a_name_may_have_words_of_ops(mode, request):
     if mode != "cpu":
         request.getfixturevalue("device")
@@ -452,7 +452,7 @@ def test_a_name_may_have_words_of_ops(mode, request):
     assert losses[-1] < losses[0] / 2
 
 
-@pytest.mark.parametrize("mode", ["cpu", pytest.param("im2col", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("cudacore", marks=pytest.mark.gpu)])
 def test_an_optimizer_may_have_no_states(mode, request):
     if mode != "cpu":
         request.getfixturevalue("device")

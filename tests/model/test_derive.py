@@ -196,7 +196,7 @@ def test_training_on_kernels(key, device):
 def test_derived_gradients_compile_without_spills(arch):
     nbcnn.loss("focal", focal, gamma=1.5)
     array = np.zeros(4096, np.float32)
-    op = next(op for op in MODES["im2col", "fp32"].ops if str(op) == "focal_dgrad")
+    op = next(op for op in MODES["cudacore", "fp32"].ops if str(op) == "focal_dgrad")
     call = Call(op, (array, array), (array,), ((4096,),) * 2, ((4096,),), {"gamma": 1.5})
     (launch,) = pairs.LOSSES["focal"].bind_dgrad(call)
     assert_lean(launch, arch)

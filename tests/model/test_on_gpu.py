@@ -44,7 +44,7 @@ def noted(launch, stream=0):
 Launch.run = noted
 x, wide = Theirs(np.zeros((10, 1, 6, 6), np.float32)), Theirs(np.zeros((10, 1, 6, 6), np.uint8))
 body = [nbcnn.Conv2d(4, 3), nbcnn.ReLU(), nbcnn.Flatten(), nbcnn.Linear(3)]
-model = nbcnn.Model(body, "cross_entropy", mode="im2col", input_shape=(1, 6, 6))
+model = nbcnn.Model(body, "cross_entropy", mode="cudacore", input_shape=(1, 6, 6))
 for array in (x, wide):
     for made, width in ((lambda: model.predict(array, batch_size=4), 3), (lambda: model.features(array, "relu1", batch_size=4), 64)):
         for _ in range(2):
@@ -70,7 +70,7 @@ except nbcnn.UsageError as error:
     assert "read from the host: give x.cpu()" in str(error), error
 else:
     raise AssertionError("a batch on the GPU was taken")
-autoencoder = nbcnn.Model([nbcnn.Conv2d(1, 3, padding=1)], "mse", mode="im2col")
+autoencoder = nbcnn.Model([nbcnn.Conv2d(1, 3, padding=1)], "mse", mode="cudacore")
 autoencoder.fit(wide, epochs=1, batch_size=5, verbose=0)
 autoencoder.fit(wide, x, epochs=1, batch_size=5, verbose=0)
 assert {addresses[0] for name, addresses in seen if name == "gather_kernel"} >= {wide.held.address, x.held.address}

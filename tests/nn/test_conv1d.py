@@ -28,7 +28,7 @@ LAYERS = {
 }
 CHOICES = [key for key, row in MODES.items() if row.device == "gpu"]
 if gpu_device.SIMULATOR:
-    CHOICES = [("naive", "fp32"), ("im2col", "fp32")]
+    CHOICES = [("naive", "fp32"), ("cudacore", "fp32")]
 
 
 def test_it_is_a_cross_correlation():

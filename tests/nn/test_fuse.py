@@ -20,7 +20,7 @@ from nbcnn.plan.merging import merge
 from nbcnn.plan.op import Map, Op
 from nbcnn.run.net import Net
 
-ALL_OPS = set(MODES["im2col", "fp32"].ops)
+ALL_OPS = set(MODES["cudacore", "fp32"].ops)
 
 
 def ops_of(layers, shape, training, ops=ALL_OPS):

@@ -147,10 +147,10 @@ def test_tuned_tiles_of_real_kernels_give_the_same_gradients(gpu, tmp_path, monk
     every = autotune._candidates
     monkeypatch.setattr(autotune, "_candidates", lambda net, item: (found := every(net, item))[:: max(1, len(found) // 2)])
     layers, x = autoencoder(3, wide=32, code=16), np.random.default_rng(1).random((4, 3, 16, 16)).astype(np.float32)
-    net = Net(layers, (3, 16, 16), mode="im2col")
+    net = Net(layers, (3, 16, 16), mode="cudacore")
     plan = net.lower(net.record_gradients(4))
     found = tune(net, [plan])
-    tuned = Net(layers, (3, 16, 16), mode="im2col", tiles=found)
+    tuned = Net(layers, (3, 16, 16), mode="cudacore", tiles=found)
     (loss, grads), (tuned_loss, tuned_grads) = net.gradients(x), tuned.gradients(x)
     assert tuned_loss == pytest.approx(loss, rel=1e-5)
     for name, grad in grads.items():

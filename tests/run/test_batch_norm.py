@@ -262,7 +262,7 @@ def test_packed_copies_are_made_of_folded_filters_after_they_are_folded():
 @pytest.mark.full
 @pytest.mark.parametrize("key", [key for key, row in MODES.items() if row.device == "gpu"], ids="-".join)
 def test_every_mode_takes_two_steps_like_the_reference(key, device):
-    if gpu_device.SIMULATOR and key[0] != "im2col":
+    if gpu_device.SIMULATOR and key[0] != "cudacore":
         pytest.skip("in the simulator only the layout differs from the other modes that run there")
     small = IMAGES[:6, :, :4, :4].copy()
 

@@ -23,7 +23,7 @@ BODY = [Conv2d(4, 3, padding=1, bias=False), BatchNorm2d(), ReLU(), MaxPool2d(2)
 
 
 SIMULATED = (("naive", "fp32"),)
-"""Where an array lies makes no difference between rows but to functions, which pack weights for im2col: the simulator has the rest on one row."""
+"""Where an array lies makes no difference between rows but to functions, which pack weights for cudacore: the simulator has the rest on one row."""
 
 
 def on_device(device, values):
@@ -35,7 +35,7 @@ def on_device(device, values):
 
 @ROWS
 def test_a_function_agrees_with_the_numpy_path(row):
-    net = net_or_skip([*BODY, MSE()], SHAPE[1:], row, simulated=row in (*SIMULATED, ("im2col", "fp32")))
+    net = net_or_skip([*BODY, MSE()], SHAPE[1:], row, simulated=row in (*SIMULATED, ("cudacore", "fp32")))
     layers = sized(BODY, SHAPE[1:])
     options = {"training": True, "gradients": True}
     host, function = (Function(layers, SHAPE, r, d, **options) for r, d in ((MODES["cpu", "fp32"], Host()), (net.row, net.device)))

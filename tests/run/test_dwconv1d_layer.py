@@ -35,7 +35,7 @@ LAYERS = [
 ]
 CHOICES = [(mode, precision, variant) for (mode, precision), row in MODES.items() if row.device == "gpu" for variant in ("auto", *DWCONV)]
 if gpu_device.SIMULATOR:
-    CHOICES = [("im2col", "fp32", "auto"), ("naive", "fp32", "warp")]
+    CHOICES = [("cudacore", "fp32", "auto"), ("naive", "fp32", "warp")]
 
 
 def gradients(x, **net):
@@ -131,15 +131,15 @@ def test_both_gradients_are_one_op_where_the_row_has_it():
     def gradients(row):
         return [str(step.op) for step in merge(tape.steps, row.ops) if step.op.direction != "fprop"]
 
-    assert gradients(MODES["im2col", "fp32"]) == ["dwconv1d_wgrad", "dwconv1d_dgrad", "dwconv1d_bwd"]
-    for row in (MODES["naive", "fp32"], with_dwconv(MODES["im2col", "fp32"], "warp")):
+    assert gradients(MODES["cudacore", "fp32"]) == ["dwconv1d_wgrad", "dwconv1d_dgrad", "dwconv1d_bwd"]
+    for row in (MODES["naive", "fp32"], with_dwconv(MODES["cudacore", "fp32"], "warp")):
         assert gradients(row) == ["dwconv1d_wgrad", "dwconv1d_dgrad"] * 2
     assert Op("dwconv1d", "bwd") in with_dwconv(MODES["naive", "fp32"], "best").ops
 
 
 def test_an_overlay_comes_first_and_counts_as_the_mode():
     for variant, ops in DWCONV.items():
-        row = with_dwconv(MODES["im2col", "fp32"], variant)
+        row = with_dwconv(MODES["cudacore", "fp32"], variant)
         for op, impl in ops.items():
             assert next(row.chain(op)) == (variant, impl)
         assert variant in row.own

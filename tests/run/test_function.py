@@ -169,7 +169,7 @@ def test_what_is_no_function_is_refused():
     with pytest.raises(UsageError, match="compute nothing"):
         made([Dropout(0.5)])
     with pytest.raises(UsageError, match="float64 is for the CPU"):
-        Function(BODY, SHAPE, MODES["im2col", "fp32"], Host(), training=True, gradients=True, dtype="float64")
+        Function(BODY, SHAPE, MODES["cudacore", "fp32"], Host(), training=True, gradients=True, dtype="float64")
     x = Input(SHAPE[1:])
     with pytest.raises(UsageError, match="has one output"):
         made(Graph.of(x, [ReLU()(x), Conv2d(2, 1)(x)]))
@@ -201,7 +201,7 @@ def noted(launch, stream=0):
 Launch.run = noted
 layers = sized([nbcnn.Conv2d(64, 3, padding=1), nbcnn.BatchNorm2d(), nbcnn.ReLU(), nbcnn.Conv2d(64, 3), nbcnn.MaxPool2d(2)], (64, 8, 8))
 gpu = Gpu()
-for mode, precision in (("tensorcore", "bf16"), ("tensorcore", "fp32"), ("im2col", "fp32")):
+for mode, precision in (("tensorcore", "bf16"), ("tensorcore", "fp32"), ("cudacore", "fp32")):
     function = Function(layers, (4, 64, 8, 8), MODES[mode, precision], gpu, training=True, gradients=True)
     sizes = {"x": function.input_shape, "y": function.output_shape, "dy": function.output_shape, "dx": function.input_shape}
     sizes |= function.params | function.states | {f"grad.{name}": shape for name, shape in function.params.items()}

@@ -97,7 +97,7 @@ def taking_parts(row, device):
 
 
 ROWS = [
-    *[("cpu", "fp32"), *(pytest.param(key, marks=pytest.mark.gpu) for key in (("im2col", "fp32"), ("tensorcore", "bf16")))],
+    *[("cpu", "fp32"), *(pytest.param(key, marks=pytest.mark.gpu) for key in (("cudacore", "fp32"), ("tensorcore", "bf16")))],
     *(pytest.param(("tensorcore", precision), marks=[pytest.mark.gpu, pytest.mark.full]) for precision in ("tf32", "fp32")),
 ]
 

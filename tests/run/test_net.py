@@ -107,9 +107,10 @@ def test_gradients_of_every_layer_agree_with_the_numpy_path(row):
 
 
 @ROWS
-def test_three_training_steps_land_together(row):
+@pytest.mark.parametrize("fusing", [True, False])
+def test_three_training_steps_land_together(row, fusing):
     size, batch, steps = (4, 2, 1) if device.SIMULATOR else (8, 4, 3)
-    nets = [net_or_skip(small_autoencoder(), (3, size, size), r, simulated=True) for r in (("cpu", "fp32"), row)]
+    nets = [net_or_skip(small_autoencoder(), (3, size, size), r, simulated=True, fusing=fusing) for r in (("cpu", "fp32"), row)]
     sessions = [session_of(net, size=size, batch=batch) for net in nets]
     before = sessions[0].state()
     for session in sessions:
@@ -282,7 +283,7 @@ def test_what_cannot_be_done_is_said_in_words(make, words):
 
 def test_auto_takes_what_this_machine_has():
     row, why = choose_mode("auto", None)
-    assert row.mode in (("cpu",) if device.gpu_missing() else ("im2col", "tensorcore"))
+    assert row.mode in (("cpu",) if device.gpu_missing() else ("cudacore", "tensorcore"))
     assert why
 
 
@@ -291,10 +292,10 @@ def test_auto_takes_what_this_machine_has():
     [
         ("auto", None, (9, 0), ("tensorcore", "bf16")),
         ("auto", "tf32", (8, 0), ("tensorcore", "tf32")),
-        ("auto", None, (7, 5), ("im2col", "fp32")),
+        ("auto", None, (7, 5), ("cudacore", "fp32")),
         ("tensorcore", None, (8, 6), ("tensorcore", "bf16")),
-        ("tensorcore", "tf32", (7, 5), ("im2col", "fp32")),
-        ("im2col", None, (9, 0), ("im2col", "fp32")),
+        ("tensorcore", "tf32", (7, 5), ("cudacore", "fp32")),
+        ("cudacore", None, (9, 0), ("cudacore", "fp32")),
     ],
 )
 def test_the_mode_follows_the_gpu(monkeypatch, mode, precision, capability, expected):
@@ -306,7 +307,7 @@ def test_the_mode_follows_the_gpu(monkeypatch, mode, precision, capability, expe
 
 @pytest.mark.parametrize(
     ("mode", "engine", "capability", "words"),
-    [("tensorcore", "wgmma", (8, 0), "needs compute capability 9.0"), ("im2col", "mma", (9, 0), "belongs to mode tensorcore")],
+    [("tensorcore", "wgmma", (8, 0), "needs compute capability 9.0"), ("cudacore", "mma", (9, 0), "belongs to mode tensorcore")],
 )
 def test_an_engine_that_cannot_be_is_refused(monkeypatch, mode, engine, capability, words):
     monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
@@ -371,9 +372,9 @@ def test_a_step_that_runs_elsewhere_is_named_and_refused_when_strict():
 
 def test_strict_refuses_the_next_best_mode(monkeypatch):
     monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
-    assert choose_mode("tensorcore", None, capability=(7, 5)).row.mode == "im2col"
-    assert choose_mode("auto", None, capability=(7, 5), strict=True).row.mode == "im2col"
-    with pytest.raises(UsageError, match=r"--strict: mode tensorcore became im2col, the next best: tensorcore needs compute capability 8\.0"):
+    assert choose_mode("tensorcore", None, capability=(7, 5)).row.mode == "cudacore"
+    assert choose_mode("auto", None, capability=(7, 5), strict=True).row.mode == "cudacore"
+    with pytest.raises(UsageError, match=r"--strict: mode tensorcore became cudacore, the next best: tensorcore needs compute capability 8\.0"):
         choose_mode("tensorcore", None, capability=(7, 5), strict=True)
 
 

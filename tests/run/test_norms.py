@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_named():
 
 @pytest.mark.parametrize("key", [key for key, row in MODES.items() if row.device == "gpu"], ids="-".join)
 def test_every_mode_takes_two_steps_like_the_reference(key, device):
-    if gpu_device.SIMULATOR and key[0] != "im2col":
+    if gpu_device.SIMULATOR and key[0] != "cudacore":
         pytest.skip("in the simulator only the layout differs from the other modes that run there")
     net, reference = Net(layers(), SHAPE, mode=key[0], precision=key[1]), Net(layers(), SHAPE, mode="cpu")
     assert net.fallbacks(net.lower(net.record_gradients(3))) == []

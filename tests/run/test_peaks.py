@@ -34,7 +34,7 @@ def test_which_instruction_and_how_many_lanes_a_gpu_has():
     assert [capability for capability, engine in engines.items() if engine == ""] == [(7, 0), (7, 5)]
     assert [capability for capability, engine in engines.items() if engine == "wgmma"] == [(9, 0)]
     assert peaks.engine_of((9, 0), only_engine(BF16, "mma")) == "mma"
-    assert peaks.engine_of((9, 0), only_engine(BF16, "wgmma")) == peaks.engine_of((9, 0), MODES["im2col", "fp32"]) == "wgmma"
+    assert peaks.engine_of((9, 0), only_engine(BF16, "wgmma")) == peaks.engine_of((9, 0), MODES["cudacore", "fp32"]) == "wgmma"
     assert [peaks.lanes(capability) for capability in ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (12, 0))] == [64, 64, 64, 128, 128, 128]
 
 

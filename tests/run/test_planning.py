@@ -11,11 +11,13 @@ from scripts import TINY, exits, extract, train
 from nbcnn.gpu.target import H200
 from nbcnn.lab.measure.plans import IMAGE, Absent, training, training_plan, training_program
 from nbcnn.modes import MODES
-from nbcnn.nn.activations import ReLU
-from nbcnn.nn.layers import Conv2d, Flatten, Linear
+from nbcnn.nn.activations import GELU, ReLU
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
 from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.nn.models import autoencoder
+from nbcnn.nn.norms import BatchNorm2d, EvoNormS0
 from nbcnn.nn.optim import SGD
+from nbcnn.nn.resampling import Upsample2d
 from nbcnn.plan.arena import lifetimes, side_ends
 from nbcnn.run import rows
 from nbcnn.run.net import Net
@@ -70,7 +72,7 @@ def test_the_plan_without_a_gpu_is_that_of_a_session(batch):
 
 
 def test_the_parts_of_a_batch_share_packed_weights_and_memory():
-    row = MODES["im2col", "fp32"]
+    row = MODES["cudacore", "fp32"]
     one = training(row, 4)
     parts = replace(one, batch=12, micro=4, sets={split: replace(data, images=np.zeros((12, *IMAGE), np.uint8)) for split, data in one.sets.items()})
     alone, together = one.plan("train", 4), parts.plan("train", 12)
@@ -83,7 +85,7 @@ def test_the_parts_of_a_batch_share_packed_weights_and_memory():
 
 def test_weights_are_packed_beside_the_first_convolution():
     """Which has its own packed before; the branches meet at the next step that reads packed weights."""
-    plan = training(MODES["im2col", "fp32"], 128).plan("train", 128)
+    plan = training(MODES["cudacore", "fp32"], 128).plan("train", 128)
     late, early = plan.steps[:2]
     assert [(str(item.step.op), item.side) for item in (late, early)] == [("pack_weights", True), ("pack_weights", False)]
     readers = [at for at, item in enumerate(plan.steps) if item.packed is not None]
@@ -94,7 +96,7 @@ def test_weights_are_packed_beside_the_first_convolution():
 
 
 def test_the_side_branch_is_joined_before_what_it_packed_is_read():
-    program = training_program(MODES["im2col", "fp32"], 128)
+    program = training_program(MODES["cudacore", "fp32"], 128)
     branches = iter(program._branches())
     of_step = [[next(branches) for _ in launches] for _, launches in program.bound]
     reader = side_ends(program.plan.steps)[0]
@@ -110,7 +112,7 @@ def test_the_side_branch_is_joined_before_what_it_packed_is_read():
 def test_few_weights_are_packed_in_one_launch(micro):
     """However many parts of a batch read them."""
     layers = [each for _ in range(3) for each in (Conv2d(32, 3, padding=1), ReLU())]
-    chosen = {"choice": Choice(MODES["im2col", "fp32"], "as asked"), "device": Absent(H200)}
+    chosen = {"choice": Choice(MODES["cudacore", "fp32"], "as asked"), "device": Absent(H200)}
     net = Net([*layers, Flatten(), Linear(10), SoftmaxCrossEntropy()], (3, 8, 8), **chosen)
     images = resident(np.zeros((128, 3, 8, 8), np.uint8), np.zeros(128, np.int32), classes=True)
     plan = Training(net, {"train": images}, SGD(), 128, steps=1, micro=micro).plan("train", 128)
@@ -118,7 +120,7 @@ def test_few_weights_are_packed_in_one_launch(micro):
 
 
 def test_a_plan_is_bound_to_host_memory_as_a_session_binds_it():
-    row = MODES["im2col", "fp32"]
+    row = MODES["cudacore", "fp32"]
     program, work = training_program(row, 4), training(row, 4)
     assert written(program.plan) == written(work.plan("train", 4))
     assert len(program.bound) == len(program.plan.steps)
@@ -162,3 +164,31 @@ def test_what_does_not_fit_keeps_less_or_is_streamed_and_both_only_if_neither_is
     session = session_of()
     assert (session.training.lean, bool(session.training.sets["train"].streamed)) == (lean, streamed)
     assert sum(session.planned_bytes.values()) == free
+
+
+VARIED = [
+    *(Conv2d(32, 3, padding=1), BatchNorm2d(), ReLU(), Residual(Conv2d(32, 3, padding=1), BatchNorm2d()), ReLU(), Conv2d(64, 3, stride=2, padding=1)),
+    *(GELU(), Conv2d(64, 1), EvoNormS0(groups=8), Conv2d(64, 3, padding=1, groups=4), Upsample2d(2), Conv2d(16, 3, padding=1), Flatten(), Linear(10)),
+    SoftmaxCrossEntropy(),
+]
+"""Norms, a residual, strides, 1×1 filters, groups, an upsampling: what a row may compute by other algebra than that of its definition."""
+
+
+@pytest.mark.parametrize("fusing", [True, False])
+def test_mode_im2col_computes_every_convolution_as_an_implicit_gemm(fusing):
+    """Fused epilogues are allowed, no other algebra; a depthwise convolution is no matrix product."""
+    images = resident(np.zeros((256, 3, 16, 16), np.uint8), np.zeros(256, np.int32), classes=True)
+    net = Net(VARIED, (3, 16, 16), choice=Choice(MODES["im2col", "fp32"], "as asked"), device=Absent(H200), fusing=fusing)
+    for plan in (
+        training_plan(MODES["im2col", "fp32"], 256, fusing=fusing),
+        Training(net, {"train": images}, SGD(), 256, steps=1).plan("train", 256),
+    ):
+        products = [item for item in plan.steps if item.step.op.kind in ("conv", "upconv", "gconv")]
+        assert {item.step.op.direction for item in products} == {"fprop", "dgrad", "wgrad"}
+        assert {(item.step.op.kind, item.how.impl.engine) for item in products} <= {("conv", "im2col"), ("gconv", "im2col")}
+        assert any(item.step.op.after for item in products) == fusing
+
+
+def test_mode_cudacore_takes_other_algebra_where_it_is_cheaper():
+    engines = {item.how.impl.engine for item in training_plan(MODES["cudacore", "fp32"], 256).steps if item.step.op.kind in ("conv", "upconv")}
+    assert engines == {"im2col", "winograd", "nine products", "thin"}

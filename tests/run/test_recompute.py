@@ -79,7 +79,7 @@ def test_every_bit_is_the_same(fusing_cpu, options):
         np.testing.assert_array_equal(tensor, states[1][name], err_msg=name)
 
 
-@pytest.mark.parametrize("key", [("im2col", "fp32"), pytest.param(("naive", "fp32"), marks=pytest.mark.full), ("tensorcore", "bf16")], ids="-".join)
+@pytest.mark.parametrize("key", [("cudacore", "fp32"), pytest.param(("naive", "fp32"), marks=pytest.mark.full), ("tensorcore", "bf16")], ids="-".join)
 def test_kernels_make_the_same_bits_again(key, device):
     if SIMULATOR and key[0] == "tensorcore":
         pytest.skip("the simulator has no tensor cores")

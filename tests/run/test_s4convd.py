@@ -29,7 +29,7 @@ from nbcnn.run.net import Net
 from nbcnn.run.resolve import resolver
 
 SHAPE = (3, 8)
-ROWS = [("im2col", "fp32")] if gpu_device.SIMULATOR else [key for key, row in MODES.items() if row.device == "gpu"]
+ROWS = [("cudacore", "fp32")] if gpu_device.SIMULATOR else [key for key, row in MODES.items() if row.device == "gpu"]
 
 
 def small(**options):
@@ -104,7 +104,7 @@ def test_every_mode_lands_where_numpy_does(row, loss, device, rng):
 
 
 def test_a_residual_is_fused_inside():
-    steps = _recorded(small(), MODES["im2col", "fp32"].ops)
+    steps = _recorded(small(), MODES["cudacore", "fp32"].ops)
     ops = [str(step.op) for step in steps]
     assert ops.count("dwconv1d_bwd") == 2
     assert not {"dwconv1d_wgrad", "dwconv1d_dgrad"} & set(ops)
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused():
         Net([LastStep()], (3, 7), mode="cpu").predict(np.zeros((2, 3, 7)))
 
 
-@pytest.mark.parametrize(("mode", "precision"), [key for key in MODES if key[0] in ("im2col", "tensorcore")])
+@pytest.mark.parametrize(("mode", "precision"), [key for key in MODES if key[0] in ("cudacore", "tensorcore")])
 def test_every_step_of_a_training_plan_has_a_count(mode, precision):
     row = MODES[mode, precision]
     steps = _recorded(sized(s4convd(), (4, 48)), row.ops, (4, 48), 64)
@@ -201,6 +201,6 @@ VARIANTS = ("naive", "coalesced", "shared", "warp", "best")
 
 def test_every_variant_trains_alike(gpu):
     """A hundred training steps of the published network, from the same weights on the same windows: the losses stay within 1e-4 of naive's."""
-    apart = forecast_step.curves_apart(VARIANTS, mode="im2col")
+    apart = forecast_step.curves_apart(VARIANTS, mode="cudacore")
     assert tuple(apart) == VARIANTS
     assert max(apart.values()) < 1e-4

@@ -86,11 +86,11 @@ def test_a_host_copies_straight(net, images):
 
 def test_a_gpu_gives_the_same_bits_as_straight_copies(gpu, images, monkeypatch):
     layers = [nbcnn.Flatten(), nbcnn.Linear(64), nbcnn.ReLU(), nbcnn.Linear(10)]
-    made = Net(layers, (2, 2, 2), mode="im2col")
+    made = Net(layers, (2, 2, 2), mode="cudacore")
     found = [made.predict(images, batch) for batch in (1, 4, 11)]
     again = made.predict(images, 4)
     monkeypatch.setattr(allocation, "staging", lambda *arrays: None)
-    straight = Net(layers, (2, 2, 2), mode="im2col")
+    straight = Net(layers, (2, 2, 2), mode="cudacore")
     for batch, outputs in zip((1, 4, 11), found, strict=True):
         assert np.array_equal(straight.predict(images, batch), outputs)
     assert np.array_equal(again, found[1])

@@ -19,7 +19,7 @@ from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 
 SHAPE, COUNT, BATCH = (2, 6, 6), 53, 4
-MODES = ["cpu", pytest.param("im2col", marks=pytest.mark.gpu)]
+MODES = ["cpu", pytest.param("cudacore", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(autouse=True)

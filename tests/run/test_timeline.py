@@ -44,7 +44,7 @@ def test_every_launch_is_in_the_sums_once():
     assert json.loads(json.dumps(found)) == found
 
 
-@pytest.mark.parametrize("mode", ["cpu", pytest.param("im2col", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mode", ["cpu", pytest.param("cudacore", marks=pytest.mark.gpu)])
 def test_a_watched_step_has_the_bits_of_a_replayed_one(mode, request):
     if mode != "cpu":
         request.getfixturevalue("gpu")
@@ -58,7 +58,7 @@ def test_a_watched_step_has_the_bits_of_a_replayed_one(mode, request):
 
 
 def test_kernels_fill_the_step_on_a_gpu(gpu):
-    session = session_of("im2col")
+    session = session_of("cudacore")
     session.step_watched()()
     found = session.step_watched()()
     # What the host needs lies in the wait before the step, not in it.

@@ -82,7 +82,7 @@ def test_a_state_taken_in_the_middle_goes_on_bit_for_bit():
     assert first.evaluate() == third.evaluate()
 
 
-@pytest.mark.parametrize("mode", ["naive", "im2col"])
+@pytest.mark.parametrize("mode", ["naive", "im2col", "cudacore"])
 def test_training_steps_of_a_gpu_land_where_numpy_does(mode, device):
     windows = energy.load(Path("nowhere")).cut(3).windows("train")
     rows = windows.rows[: windows.starts[0] + 60]

@@ -192,7 +192,7 @@ def uses() -> tuple[Use, ...]:
     for row in MODES.values():
         for arch in _architectures(row):
             found += _of_row(row, arch, recorded)
-            if row.mode == "im2col":
+            if row.mode == "cudacore":
                 found += _kernel_matrices(row, arch) + _cuda_ladder(row, arch)
             if (row.mode, row.precision, arch) == ("tensorcore", "bf16", "90a"):
                 found += _hopper_ladder(row, arch)

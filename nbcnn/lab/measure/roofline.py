@@ -36,7 +36,7 @@ def traffic_of(plan: Plan, item: Planned) -> list[Traffic] | None:
 
 def peak(roofs: Roofs, mode: str, precision: str, part: str) -> float:
     """flop/s that `part` of a row can reach."""
-    if mode == "tensorcore" and part != "im2col":
+    if mode == "tensorcore" and part != "cudacore":
         return roofs["bf16"] / len(PRODUCTS[PLANES]) if precision == "fp32" else roofs[precision]
     return roofs["fp32"]
 

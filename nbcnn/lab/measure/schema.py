@@ -7,11 +7,22 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from typing import Any
 
 from nbcnn.files.document import DocumentError, Named, fits, words
 
-VERSION = 1
+VERSION = 2
+_RENAMED = {
+    "mode": r"^im2col$",
+    "runs_as": r"^im2col$",
+    "form": r"(?<=^nbcnn )im2col\b",
+    "variant": r"^im2col(?=$|[:/@])",
+    "part": r"(?<=^step )im2col\b|(?<=^hopper mode )im2col\b",
+    "command": r"(?<=--mode )(?:\S+,)?im2col\b",
+}
+"""By the name of a string: where it names the mode that schema 1 calls im2col and that is `cudacore` today. In the sections of ladders
+"mode im2col" is the engine of that name, timed apart: it is what mode im2col is today."""
 
 
 def _disorder(found: dict[str, Any]) -> str | None:
@@ -331,14 +342,30 @@ KINDS: dict[str, tuple[str, Any]] = {
 
 
 def check(found: Any, where: str) -> dict[str, Any]:
-    """`found`, the content of a results file called `where`, if it is one; raises DocumentError otherwise."""
-    if not isinstance(found, dict) or found.get("schema") != VERSION:
+    """The content of a results file called `where`, of schema 1 in today's names; raises DocumentError if `found` is none."""
+    if not isinstance(found, dict) or found.get("schema") not in (1, VERSION):
         version = found.get("schema") if isinstance(found, dict) else None
         raise DocumentError(f"{where} has schema {version!r}, this version reads {VERSION}")
     fits(found, {"schema": int, "device": str, "sections": {str: {"environment": ENVIRONMENT, "rows": [{}]}}}, where)
     for name, section in found["sections"].items():
         check_section(name, section, where)
-    return found
+    return found if found["schema"] == VERSION else _renamed(found)
+
+
+def _renamed(found: dict[str, Any]) -> dict[str, Any]:
+    """A file of schema 1, whose mode im2col is today's `cudacore`: what was measured and how stays, its name changes."""
+
+    def in_row(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: in_row(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [in_row(item, "variant" if key == "variants" else key) for item in value]
+        if isinstance(value, str) and key in _RENAMED:
+            return re.sub(_RENAMED[key], lambda match: match[0].replace("im2col", "cudacore"), value)
+        return value
+
+    sections = {re.sub(r"(?<=-)im2col(?=-|$)", "cudacore", name): in_row(section) for name, section in found["sections"].items()}
+    return found | {"schema": VERSION, "sections": sections}
 
 
 def check_section(name: str, section: dict[str, Any], where: str) -> None:

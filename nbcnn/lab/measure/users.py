@@ -258,7 +258,7 @@ USERS = (
         SMALL,
     ),
     User("Graph", "layers that join values; several inputs and outputs", _graph, (2 * 3 * 16 * 16,)),
-    User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
+    User("gemm", "products of matrices, an op of every row; of kernel matrices only cudacore's so far"),
     User("classify", "support vector machines, kernel ridge"),
     User("k-means", "dictionaries and first weights"),
     User("ladder --cuda-cores", "teaching: one convolution and one sum in eight short kernels of float32; nothing trains by them"),

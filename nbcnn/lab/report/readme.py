@@ -29,7 +29,7 @@ _BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def step() -> str:
-    """The whole fp32 training step of mode im2col beside PyTorch."""
+    """The whole fp32 training step of mode cudacore beside PyTorch."""
     rows: list[tuple[str, ...]] = []
     environments = []
     for batch in (1, 64, 256, 1024):
@@ -53,7 +53,7 @@ def convs() -> str:
 
 
 def ladder() -> str:
-    """cpu → naive → tiled → im2col → tensorcore, at batch 1 and 256."""
+    """cpu → naive → tiled → im2col → cudacore → tensorcore, at batch 1 and 256."""
     found = [section(GPU, f"ladder-{batch}") for batch in (1, 256)]
     environments = [environment for _, environment in found]
     table = joined([sections.ladder(rows) for rows, _ in found]).without("TFLOP/s")

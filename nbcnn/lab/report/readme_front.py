@@ -21,8 +21,8 @@ STEPS = (
     ("tensorcore", "bf16", "step-tensorcore-bf16-64"),
     ("tensorcore", "tf32", "step-tensorcore-tf32-1024"),
     ("tensorcore", "fp32", "step-tensorcore-fp32-1024"),
-    ("im2col", "fp32", "step-1024"),
-    ("im2col", "fp32", "step-64"),
+    ("cudacore", "fp32", "step-1024"),
+    ("cudacore", "fp32", "step-64"),
 )
 
 
@@ -53,7 +53,7 @@ def accuracy() -> str:
         scores = (f"{100 * mean(row['accuracy'] for row in own if row['classifier'] == name):.1f} %" for name in ("C-SVC", "ridge"))
         took = median(row["seconds"] for row in own if row["classifier"] == "C-SVC")
         lines.append((f"C-SVC, ridge (mirrored kernel): {encoder}", "CIFAR-10 (photographs)", ", ".join(scores), f"{took:.1f} s of C-SVC"))
-    runs, other = section(GPU, "mnist-im2col-fp32")
+    runs, other = section(GPU, "mnist-cudacore-fp32")
     fused = [row for row in runs if row["what"] == "train" and row["form"] == "fused"]
     score = f"{100 * mean(row['accuracy'] for row in fused):.2f} % (mean of {len(fused)} seeds)"
     classifier = f"`mnist-cnn`, {fused[0]['epochs']} epochs, {fused[0]['mode']} {fused[0]['precision']}"

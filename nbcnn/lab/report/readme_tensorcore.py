@@ -92,15 +92,15 @@ def precisions() -> str:
     """The default recipe in every precision: the same runs but for their rounding, over several seeds."""
     rows, environment = section(GPU, "quality-precisions")
     errors = by_mode(rows, "test_loss")
-    base = errors["im2col fp32"]
+    base = errors["cudacore fp32"]
     lines: list[tuple[str, ...]] = []
     for name, found in errors.items():
         doubt = 100 * np.hypot(spread(found), spread(base)) / base.mean()
-        apart = f"{100 * (found.mean() / base.mean() - 1):+.1f}" if name != "im2col fp32" else ""
+        apart = f"{100 * (found.mean() / base.mean() - 1):+.1f}" if name != "cudacore fp32" else ""
         mean, margin = f"{found.mean():.5f}", f" ± {spread(found):.5f}" if len(found) > 1 else ""
         cells = (mean + margin, f"{found.min():.5f} … {found.max():.5f}" if margin else "", apart and apart + (f" ± {doubt:.1f}" if margin else ""))
         lines.append((name, str(len(found)), *cells))
-    head = ("mode", "seeds", "mean test MSE after 15 epochs", "least … most", "% over im2col fp32's")
+    head = ("mode", "seeds", "mean test MSE after 15 epochs", "least … most", "% over cudacore fp32's")
     return markdown(head, lines) + footer(environment)
 
 
@@ -114,7 +114,7 @@ def chart(path: Path) -> None:
     rows, _ = section(GPU, "quality-precisions")
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    colours = {"im2col fp32": "#000000", "tensorcore fp32": "#0072B2", "tensorcore tf32": "#009E73", "tensorcore bf16": "#D55E00"}
+    colours = {"cudacore fp32": "#000000", "tensorcore fp32": "#0072B2", "tensorcore tf32": "#009E73", "tensorcore bf16": "#D55E00"}
     for name, curves in by_mode(rows, "test_losses").items():
         epochs = np.arange(1, curves.shape[1] + 1)
         axes.fill_between(epochs, curves.min(0), curves.max(0), color=colours[name], alpha=0.12, linewidth=0)

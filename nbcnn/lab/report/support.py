@@ -52,7 +52,7 @@ def gpus() -> str:
     run, lines = measured_on(), list[tuple[str, ...]]()
     for arch in ARCHITECTURES:
         capability = capability_of(arch)
-        mode = "tensorcore" if capability >= TENSOR_CORES else "im2col"
+        mode = "tensorcore" if capability >= TENSOR_CORES else "cudacore"
         precisions = ", ".join(precision for name, precision in MODES if name == mode)
         engines = ", ".join(dict.fromkeys(engine for engine in (engine_of(capability), "mma" if capability >= TENSOR_CORES else "") if engine))
         if capability in run:

@@ -1,7 +1,7 @@
 """This module times every implementation that could run each step of networks' plans, and says what the choice among them costs: its regret.
 
 The regret of a choice is how much longer the chosen implementation takes than the fastest. Steps are those of the training plans of `bench nets` and
-of `engine_nets`, at their batch and at 33, in the rows of tensorcore and im2col.
+of `engine_nets`, at their batch and at 33, in the rows of tensorcore and cudacore.
 Operands, caches and clocks are those of the study of tiles: random values, several sets in turn. Every result is held against that of the choice.
 
     python -m nbcnn study engines --rows bf16,fp32 --seconds 280 --out engines.json        on a GPU
@@ -47,10 +47,10 @@ ROWS = {
     "bf16": MODES["tensorcore", "bf16"],
     "tf32": MODES["tensorcore", "tf32"],
     "fp32": MODES["tensorcore", "fp32"],
-    "im2col": MODES["im2col", "fp32"],
+    "cudacore": MODES["cudacore", "fp32"],
 }
 """The rows that choose among implementations, by the name that the study has for them."""
-_TFLOPS = {"bf16": 400.0, "tf32": 200.0, "fp32": 100.0, "im2col": 40.0}
+_TFLOPS = {"bf16": 400.0, "tf32": 200.0, "fp32": 100.0, "cudacore": 40.0}
 _TBS, _LAUNCH_US = 2.5, 2.0
 """Rates by which the steps of the largest share of a network's time are found before anything is timed."""
 _LEFT_OUT = (

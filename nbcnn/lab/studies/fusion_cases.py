@@ -25,7 +25,7 @@ IMAGE = (64, 28, 28)
 FEW_SETS = 12
 EPS = {"s0": 1e-5, "b0": 1e-3}
 TRITON_MISSING = "Triton is not installed, so it is no peer here: pip install triton"
-MODE = {"fp32": "im2col", "tf32": "tensorcore", "bf16": "tensorcore"}
+MODE = {"fp32": "cudacore", "tf32": "tensorcore", "bf16": "tensorcore"}
 
 
 def has_triton() -> bool:
@@ -33,7 +33,7 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _made(op: str | Op, shape: Sequence[int], mode: str = "im2col", precision: str | None = None) -> tuple[Prepared, opcases.Problem]:
+def _made(op: str | Op, shape: Sequence[int], mode: str = "cudacore", precision: str | None = None) -> tuple[Prepared, opcases.Problem]:
     problem = opcases.problem(op, ",".join(map(str, shape)))
     moved = 4 * sum(array.size for array in problem.operands()[0])
     choice = Choice(mode, precision)

@@ -83,12 +83,12 @@ class Ladder:
         return tuple(rung for rung in self.rungs if isinstance(rung, Step))
 
 
-IM2COL = Mode("mode im2col", "CUDA cores, float32", Choice("im2col", part="im2col"), CONV_RELU)
+IM2COL = Mode("mode im2col", "CUDA cores, float32", Choice("im2col"), CONV_RELU)
 ENGINE = Mode("engine", "256-pixel tiles, patches kept", Choice("tensorcore", "bf16", part="wgmma"), CONV_RELU)
 HOPPER = Ladder("hopper", 1024, (IM2COL, *hopper_ladder.STEPS, ENGINE), ENGINE, exactly=(9, 0))
 TILED = Mode("mode tiled", "halo, 8 sums per thread", Choice("tiled", part="tiled"), CONV)
-DIRECT = Mode("mode im2col", "larger tiles, loads ahead", Choice("im2col", part="im2col"), CONV_RELU)
-WINOGRAD = Mode("Winograd", "2.25 times fewer products", Choice("im2col", part="winograd"), CONV_RELU)
+DIRECT = Mode("mode im2col", "larger tiles, loads ahead", Choice("im2col"), CONV_RELU)
+WINOGRAD = Mode("Winograd", "2.25 times fewer products", Choice("cudacore", part="winograd"), CONV_RELU)
 CUDA = Ladder("climb", 256, (*cuda_ladder.STEPS[:2], TILED, *cuda_ladder.STEPS[2:], DIRECT, WINOGRAD), TILED, serial=True)
 SPREAD = Mode("mode tiled", "several blocks per channel", Choice("tiled"), BIAS)
 SUMS = Ladder("sums", 256, (*cuda_ladder.SUMS, SPREAD), SPREAD)

@@ -1,4 +1,4 @@
-"""This study is the ladder: cpu → naive → tiled → im2col → tensorcore on this machine, the whole training step and its passes, and a chart.
+"""This study is the ladder: cpu → naive → tiled → im2col → cudacore → tensorcore on this machine: training steps, passes, a chart.
 
 Each rung as a part of its peak: of the datasheet's for what it multiplies with (CUDA cores; tensor cores in tf32 or bf16, or a sixth of
 bf16 for fp32, which takes six products), and on the CPU of a large matrix product by BLAS. Flops are those of the direct convolutions.

@@ -65,11 +65,11 @@ AT_ONCE = 3
 
 
 def precisions(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, Any]]:
-    """Train with the default recipe in every precision of tensorcore, and in im2col: the same run but for its rounding."""
+    """Train with the default recipe in every precision of tensorcore, and in cudacore: the same run but for its rounding."""
 
     def of_seed(seed: int) -> list[dict[str, Any]]:
         rows = []
-        for mode, precision in (("im2col", "fp32"), ("tensorcore", "fp32"), ("tensorcore", "tf32"), ("tensorcore", "bf16")):
+        for mode, precision in (("cudacore", "fp32"), ("tensorcore", "fp32"), ("tensorcore", "tf32"), ("tensorcore", "bf16")):
             run = scratch / f"{mode}-{precision}-{seed}"
             flags = ("--precision", precision, "--data-dir", data_dir, "--seed", str(seed), "--out", str(run))
             row = {"what": "train", "seed": seed, "mode": mode, "precision": precision} | train(*flags, mode=mode)
@@ -94,7 +94,7 @@ def startup(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, An
 JOBS = {"main": main_job, "baselines": baselines, "per-image": per_image, "precisions": precisions, "startup": startup}
 
 
-def train(*flags: str, mode: str = "im2col", environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+def train(*flags: str, mode: str = "cudacore", environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     return command("train.py", "--mode", mode, "--dataset", "cifar10", *flags, environment=environment)
 
 

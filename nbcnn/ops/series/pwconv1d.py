@@ -10,7 +10,7 @@ Transposing costs two passes over memory; the depthwise convolution beside it wa
     pwconv1d_fprop    x (N,C,L), w (K,C)[, b (K)] -> y (N,K,L)
     pwconv1d_dgrad    dy (N,K,L), w (K,C) -> dx (N,C,L)
     pwconv1d_wgrad    x (N,C,L), dy (N,K,L) -> dw (K,C)[, db (K)]
-    pwconv1d_glu_fprop    x (N,C,L), w (2K,C), b (2K)[, r (N,K,L)] -> y (N,K,L)[, z (N,2K,L)]   y = GLU of z (+ r); only in row im2col
+    pwconv1d_glu_fprop    x (N,C,L), w (2K,C), b (2K)[, r (N,K,L)] -> y (N,K,L)[, z (N,2K,L)]   y = GLU of z (+ r); only in row cudacore
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def pwconv1d_glu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, *rest: np.nd
 
 HOST = {Op("pwconv1d", "fprop"): host(pwconv1d_fprop), Op("pwconv1d", "dgrad"): host(pwconv1d_dgrad), Op("pwconv1d", "wgrad"): host(pwconv1d_wgrad)}
 REFERENCES = {Op("pwconv1d", "fprop", after=(Map("glu"),)): pwconv1d_glu_fprop}
-"""The reference of the fused op, which only row im2col has (pwconv1d_gated.py)."""
+"""The reference of the fused op, which only row cudacore has (pwconv1d_gated.py)."""
 
 
 def _as_image(shape: Shape) -> Shape:

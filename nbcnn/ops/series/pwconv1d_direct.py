@@ -1,4 +1,4 @@
-"""Pointwise convolution of series on CUDA cores (row `im2col`, fp32), straight from (N,C,L): no transpose before or behind it.
+"""Pointwise convolution of series on CUDA cores (row `cudacore`, fp32), straight from (N,C,L): no transpose before or behind it.
 
     fprop  y[n][k][l]  = Σ_c w[k][c] · x[n][c][l] (+ b[k])        GM, GN, GK = K, NL, C
     dgrad  dx[n][c][l] = Σ_k w[k][c] · dy[n][k][l]                GM, GN, GK = C, NL, K

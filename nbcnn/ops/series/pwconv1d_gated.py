@@ -1,4 +1,4 @@
-"""Pointwise convolution of series with GLU in its epilogue, and what is added to the gated series (row `im2col`, fp32):
+"""Pointwise convolution of series with GLU in its epilogue, and what is added to the gated series (row `cudacore`, fp32):
 
     z[n][k][l] = Σ_c w[k][c] · x[n][c][l] + b[k],   k < 2C';     y[n][c][l] = z[n][c][l] · σ(z[n][C'+c][l]) (+ r[n][c][l])
 

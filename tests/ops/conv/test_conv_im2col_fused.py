@@ -19,7 +19,7 @@ from nbcnn.ops.conv.simt import im2col_fused
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.plan.shapes import ConvShape
 
-FUSED = fused.with_activations(im2col_fused.FUSED)
+FUSED = fused.with_activations(im2col_fused.FUSED | im2col_fused.FOLDED)
 ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
 TINY = Tile(16, 32, 8, 4, 4)
 """One warp a block: what the simulator can run in a second."""

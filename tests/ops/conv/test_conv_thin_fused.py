@@ -18,7 +18,7 @@ from nbcnn.ops.conv.thin.scatter import ScatterTile
 from nbcnn.ops.conv.thin.wgrad import WgradTile
 from nbcnn.plan.shapes import ConvShape
 
-ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
+ROW = Row("cudacore", "fp32", "gpu", "NHWC", ())
 
 
 def cases_of(first: ConvShape, last: ConvShape):

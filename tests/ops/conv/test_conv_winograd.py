@@ -19,7 +19,7 @@ from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.ops.conv.winograd.engine import FUSED, OPS, WinogradTile, supports
 from nbcnn.plan.shapes import ConvShape
 
-ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
+ROW = Row("cudacore", "fp32", "gpu", "NHWC", ())
 # A call that is refused is bound here, too, to be asked why.
 IMPLS = {op: replace(impl, supports=lambda call, target: None) for op, impl in (OPS | FUSED | nine_products.FUSED).items()}
 TINY = WinogradTile(2, 16, 32, 4, 4)

@@ -53,7 +53,7 @@ def test_the_serial_loops_are_right():
 @pytest.mark.skipif(nb.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("number", [3, 4, *full(0, 1, 2, 5, 6, 7)])
 def test_a_step_compiles_without_spills(number):
-    launch = launched._cuda_ladder(MODES["im2col", "fp32"], "90a")[number].launch
+    launch = launched._cuda_ladder(MODES["cudacore", "fp32"], "90a")[number].launch
     report = compile_launch(launch, "90a")
     # Four blocks of 256 threads share the 65,536 registers and 227 KiB of a multiprocessor.
     assert (report.frame_bytes, report.registers <= 64) == (0, True)

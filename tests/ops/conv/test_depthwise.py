@@ -205,7 +205,7 @@ def test_the_modes_but_naive_have_them_first():
         chains = {op: [impl for _, impl in row.chain(op)] for op in OPS}
         first = [STREAMED, OPS] if row.layout == "NHWC" else [OPS]
         found = all(chains[op][: len(first)] == [ops[op] for ops in first] for op in OPS)
-        assert found == (key[0] in ("tiled", "im2col", "tensorcore")), key
+        assert found == (key[0] in ("tiled", "cudacore", "tensorcore")), key
 
 
 @pytest.mark.parametrize("ops", [OPS, STREAMED], ids=["walk", "stream"])

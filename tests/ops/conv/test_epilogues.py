@@ -41,8 +41,8 @@ ENGINES = {
 }
 DOUBLED, LAST = ConvShape(1, 16, 4, 4, 16, 3, 3, 1, 1), ConvShape(1, 32, 3, 4, 3, 3, 3, 1, 1)
 OF_DOUBLED = {
-    "im2col": (im2col_fused.FUSED, "fp32", DOUBLED, TINY),
-    "im2col split": (im2col_fused.FUSED, "fp32", DOUBLED, replace(TINY, split=2)),
+    "im2col": (im2col_fused.FOLDED, "fp32", DOUBLED, TINY),
+    "im2col split": (im2col_fused.FOLDED, "fp32", DOUBLED, replace(TINY, split=2)),
     "thin": (thin_fused.FUSED, "fp32", LAST, None),
     "nine products": (nine_products.FUSED, "fp32", DOUBLED, winograd.WinogradTile(2, 16, 32, 4, 4)),
     "mma bf16": (mma.ops("bf16"), "bf16", DOUBLED, None),

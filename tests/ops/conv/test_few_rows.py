@@ -32,7 +32,7 @@ def call_of(n, c, k, side=1, *, window=1, stride=1, layout="NHWC", op="conv_fpro
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_few_rows_are_the_reference(device, size, precision):
-    row = MODES["im2col" if precision == "fp32" else "tensorcore", precision]
+    row = MODES["cudacore" if precision == "fp32" else "tensorcore", precision]
     made = case("conv_swish_fprop", *size)
     error = gradcheck.parity(row, few_rows.OPS[named("conv_relu_fprop")], made, device, None)
     assert error <= parity_bound(made.terms, precision)
@@ -41,7 +41,7 @@ def test_few_rows_are_the_reference(device, size, precision):
 @pytest.mark.parametrize("size", [(2, 12, 5, 4), (3, 16, 8, 3)], ids=str)
 def test_pixels_in_tiles_are_the_reference(device, size):
     made = case("conv_relu_fprop", *size)
-    error = gradcheck.parity(MODES["im2col", "fp32"], pointwise.OPS[named("conv_relu_fprop")], made, device, None)
+    error = gradcheck.parity(MODES["cudacore", "fp32"], pointwise.OPS[named("conv_relu_fprop")], made, device, None)
     assert error <= parity_bound(made.terms, "fp32")
 
 
@@ -62,7 +62,7 @@ def test_more_warps_share_a_longer_row():
     assert [few_rows.tile_of(call_of(rows, 8, 3), H200).rows for rows in (1, 2, 3, 5, 8)] == [1, 2, 4, 8, 8]
 
 
-@pytest.mark.parametrize("mode", [("im2col", "fp32"), ("tensorcore", "fp32")], ids="-".join)
+@pytest.mark.parametrize("mode", [("cudacore", "fp32"), ("tensorcore", "fp32")], ids="-".join)
 def test_a_small_network_packs_and_copies_nothing_for_one_image(mode):
     from nbcnn.lab.measure.plans import Absent
     from nbcnn.run.rows import Choice

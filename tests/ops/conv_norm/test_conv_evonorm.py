@@ -34,7 +34,7 @@ from nbcnn.plan.op import Norm, Op
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.net import Net
 
-ROW = modes.MODES["im2col", "fp32"]
+ROW = modes.MODES["cudacore", "fp32"]
 CASES = list(conv_norm_cases())
 DIRECT = conv_evonorm.two_ops(im2col.OPS[Op("conv", "fprop")])
 

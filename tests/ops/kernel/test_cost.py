@@ -18,7 +18,7 @@ ROWS = json.loads((Path(__file__).parents[2] / "lab" / "engines_h100.json").read
 """Measured steps, of which some serve as shapes."""
 
 
-@pytest.mark.parametrize("key", [key for key in MODES if key[0] in ("im2col", "tensorcore")], ids=" ".join)
+@pytest.mark.parametrize("key", [key for key in MODES if key[0] in ("cudacore", "tensorcore")], ids=" ".join)
 def test_every_entry_with_an_alternative_has_a_cost_of_its_own(key):
     """Where nobody has said what an implementation moves, its cost would be that of its operands alone."""
     without = []

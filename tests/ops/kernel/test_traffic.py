@@ -29,7 +29,7 @@ from nbcnn.plan.flops import step_bytes
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
 
-ROWS = [(mode, "fp32", (7, 5)) for mode in ("naive", "tiled", "im2col")]
+ROWS = [(mode, "fp32", (7, 5)) for mode in ("naive", "tiled", "im2col", "cudacore")]
 ROWS += [("tensorcore", p, cc) for p in ("bf16", "tf32", "fp32") for cc in ((8, 0), (9, 0))]
 
 
@@ -76,7 +76,7 @@ def call_of(op: str, ins, outs, tile=None, **attrs) -> Call:
 
 
 def test_streaming_ops_by_hand():
-    common = dict(MODES["im2col", "fp32"].fallbacks[-1][1])
+    common = dict(MODES["cudacore", "fp32"].fallbacks[-1][1])
     image = (2, 4, 6, 6)
     assert common[named("relu_dgrad")].traffic(call_of("relu_dgrad", (image, image), (image,))) == [Traffic(2 * 1152, 1152, 2 * 1152)]
     up = call_of("upsample_fprop", (image,), ((2, 4, 12, 12),), factor=2)
@@ -110,7 +110,7 @@ UNCOUNTED = dict.fromkeys(BIAS, (2,)) | {"sgd": (3, 4, 5), "adam": (4, 5, 6), "g
 
 
 def simulated():
-    """(part of the row im2col, case, tile or None)."""
+    """(part of the row cudacore, case, tile or None)."""
     wanted = {"maxpool_fprop", "maxpool_dgrad", "avgpool_fprop", "upsample_fprop", "upsample_dgrad", "mse_fprop", "mse_dgrad", "flatten_fprop"}
     for case in mean_cases():
         if str(case.op) in wanted or str(case.op) in ("softmax_xent_fprop", "sgd", "gather", "gather_labels", "advance"):
@@ -135,7 +135,7 @@ def simulated():
 
 def runnable():
     """One case of each op, part and tile that the part runs, the first with each number of operands."""
-    seen, row = set(), MODES["im2col", "fp32"]
+    seen, row = set(), MODES["cudacore", "fp32"]
     for part, case, tile in simulated():
         impl = row.fallbacks[part][1].get(case.op)
         key = (part, case.op, tile, len(case.ins), len(case.outs), part == 0 and case.ins[0].shape[1] < 4)
@@ -148,7 +148,7 @@ def runnable():
 def test_counts_are_those_of_the_kernels(part, case: Case, tile, device, monkeypatch):
     if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
-    impl = MODES["im2col", "fp32"].fallbacks[part][1][case.op]
+    impl = MODES["cudacore", "fp32"].fallbacks[part][1][case.op]
     # Winograd's kernels refuse what is too small to be worth it, not what they cannot do.
     impl = replace(impl, supports=lambda call, target: None) if part == 1 else impl
     try:
@@ -185,7 +185,7 @@ def test_counts_of_packed_weights(count, terms, device, monkeypatch):
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     index = np.arange(terms * count, dtype=np.int32).reshape(terms, count)
     case = Case(Op("pack_weights"), "", (np.ones(index.size, np.float32), index), (((count,), "float32"),))
-    assert_counted(MODES["im2col", "fp32"].fallbacks[-1][1][named("pack_weights")], case, device, monkeypatch)
+    assert_counted(MODES["cudacore", "fp32"].fallbacks[-1][1][named("pack_weights")], case, device, monkeypatch)
 
 
 def assert_counted(impl, case, device, monkeypatch):

@@ -90,7 +90,7 @@ def test_only_hopper_takes_clusters_and_all_else_stays():
             assert first.lacks(H200) is None
             assert None not in (first.lacks(replace(H200, capability=other)) for other in ((8, 9), (10, 0)))
             assert last is batch.OPS[named(op)]
-    assert batch_cluster.OPS[named("batchnorm_grads")] not in [impl for _, impl in MODES["im2col", "fp32"].chain(named("batchnorm_grads"))]
+    assert batch_cluster.OPS[named("batchnorm_grads")] not in [impl for _, impl in MODES["cudacore", "fp32"].chain(named("batchnorm_grads"))]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_small_images(shape, device):
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_a_large_batch(precision, gpu):
-    row = modes.MODES["im2col" if precision == "fp32" else "tensorcore", precision]
+    row = modes.MODES["cudacore" if precision == "fp32" else "tensorcore", precision]
     case = case_of(LARGE)
     tile = next(held for held in b0.FPROP.candidates(bound_of(case, Host()).call, H200) if not held.together)
     large = Bound(b0.FPROP, case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)

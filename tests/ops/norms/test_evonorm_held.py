@@ -24,7 +24,7 @@ from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.plan.shapes import numel
 
-ROWS = {"NCHW": MODES["naive", "fp32"], "NHWC": MODES["im2col", "fp32"]}
+ROWS = {"NCHW": MODES["naive", "fp32"], "NHWC": MODES["cudacore", "fp32"]}
 OPS = ("evonorm_s0_fprop", "evonorm_s0_grads", "evonorm_b0_fprop", "evonorm_b0_infer", "evonorm_b0_grads")
 SMALL = {str(case.op): case for case in norm_cases((((2, 4, 3, 4), 2, "normal"),))}
 ONE = {str(case.op): case for case in norm_cases((((1, 8, 2, 4), 4, "offset 2000"),))}

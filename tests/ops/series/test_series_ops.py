@@ -123,7 +123,7 @@ def test_a_prediction_that_is_nan_makes_the_loss_nan(device):
 def test_kernels_are_within_their_bounds(case, device):
     if gpu_device.SIMULATOR and "conv" in str(case.op) and case.label not in SMALL:
         pytest.skip("a thread of the simulator is a Python thread")
-    keys = [("naive", "fp32"), ("im2col", "fp32")] if gpu_device.SIMULATOR else [key for key, row in MODES.items() if row.device == "gpu"]
+    keys = [("naive", "fp32"), ("cudacore", "fp32")] if gpu_device.SIMULATOR else [key for key, row in MODES.items() if row.device == "gpu"]
     for key in keys:
         if case.op not in MODES[key].ops:
             continue  # a fused op that only some rows have
@@ -138,9 +138,9 @@ def test_kernels_are_within_their_bounds(case, device):
         assert ran, key
 
 
-@pytest.mark.parametrize("mode", ["naive", "im2col"])
+@pytest.mark.parametrize("mode", ["naive", "im2col", "cudacore"])
 def test_every_backward_fits_its_forward(mode, device):
-    if gpu_device.SIMULATOR and mode == "im2col":
+    if gpu_device.SIMULATOR and mode == "cudacore":
         pytest.skip("its own kernels, the best depthwise ones, are compared with the reference in test_dwconv1d.py; the others are naive's")
     cases = [c for c in CASES if not (gpu_device.SIMULATOR and "conv" in str(c.op) and c.label not in SMALL)]
     findings = [f for f in gradcheck.check_row(MODES[mode, "fp32"], device, cases) if f.check.startswith("dot")]

@@ -1,4 +1,4 @@
-"""Convolution as one matrix product on CUDA cores (row `im2col`, fp32, NHWC): fprop and dgrad; the table of the row.
+"""Convolution as one matrix product on CUDA cores (rows `im2col` and `cudacore`, fp32, NHWC): fprop and dgrad; the table of row `im2col`.
 
     fprop  y[(n,p,q)][k]  = Σ_(r,s,c) x[(n,p,q) moved by tap (r,s)][c] · w[(r,s,c)][k]          GM, GN, GK = NPQ, K, CRS
     dgrad  dx[(n,h,w)][c] = Σ_(r,s,k) dy[(n,h,w) moved by tap (r,s)][k] · w'[(r,s,k)][c]        GM, GN, GK = NHW, C, KRS

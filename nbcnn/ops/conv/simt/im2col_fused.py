@@ -1,5 +1,5 @@
-"""The fused convolutions on CUDA cores (row `im2col`, fp32, NHWC): the kernels of im2col.py and im2col_wgrad.py with another
-end, other filters, or another window. What each op is: fused.py; why an upsampling can be folded away: folded.py.
+"""The fused convolutions on CUDA cores (fp32, NHWC): the kernels of im2col.py and im2col_wgrad.py with another end (FUSED, rows `im2col` and
+`cudacore`), or with other filters or another window (FOLDED, row `cudacore`). What each op is: fused.py; why an upsampling can be folded: folded.py.
 
     conv_relu_fprop                      fprop, ReLU before the store; likewise any other activation, conv_NAME_fprop
     conv_relu_pool_fprop                 fprop, pixels numbered by windows; ReLU, maximum and index before the store
@@ -196,6 +196,9 @@ FUSED = {
     ),
     Op("conv", "wgrad", before=(Unpool(),)): composed.pool_wgrad(im2col.OPS[Op("conv", "wgrad")], unpool.IMPL),
     Op("unpool"): unpool.IMPL,
+}
+"""Convolutions with an epilogue (rows `im2col` and `cudacore`): every shape, NHWC, float32."""
+FOLDED = {
     Op("upconv", "fprop"): _UP,
     Op("upconv", "fprop", after=(Map("relu"),)): _UP,
     Op("upconv", "fprop", after=(Loss("mse"),)): composed.upconv_mse(_UP, pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]),
@@ -203,4 +206,4 @@ FUSED = {
     Op("upconv", "dgrad", after=(Mask("relu"),)): _UP_DGRAD,
     Op("upconv", "wgrad"): Impl(bind_up_wgrad, scratch_up_wgrad, supports, **choices(product_up_wgrad, traffic_up_wgrad, before=1)),
 }
-"""The fused convolutions of row `im2col`: every shape, NHWC, float32."""
+"""Convolutions behind an upsampling that is folded into their filters (row `cudacore`): other products than the definition's, and fewer."""

@@ -1,4 +1,4 @@
-"""Weight gradient as one matrix product on CUDA cores (row `im2col`, fp32, NHWC), with the bias gradient on the way.
+"""Weight gradient as one matrix product on CUDA cores (rows `im2col` and `cudacore`, fp32, NHWC), with the bias gradient on the way.
 
     dw[k][(r,s,c)] = Σ_(n,p,q) dy[(n,p,q)][k] · x[(n,p,q) moved by tap (r,s)][c]        GM, GN, GK = K, RSC, NPQ
     db[k]          = Σ_(n,p,q) dy[(n,p,q)][k]

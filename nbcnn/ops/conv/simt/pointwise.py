@@ -1,4 +1,4 @@
-"""Convolutions with 1×1 filters on CUDA cores, and linear layers, which are these on images of one pixel (row `im2col`, fp32, NHWC).
+"""Convolutions with 1×1 filters on CUDA cores, and linear layers, which are these on images of one pixel (row `cudacore`, fp32, NHWC).
 
     y[m][n] = f(Σ_k x[m][k] · w[n][k] + b[n])        GM, GN, GK = NPQ, K, C; f: an activation, or none
 
@@ -119,4 +119,4 @@ def traffic(call: Call) -> list[Traffic]:
 
 _IMPL = Impl(bind, scratch, supports, **choices(lambda call: Product(*extents(call), extents(call)[2] % 16 == 0), traffic, "pointwise"))
 OPS = {Op("conv", "fprop"): _IMPL, Op("conv", "fprop", after=(Map("relu"),)): _IMPL}
-"""Forward convolutions with 1×1 filters of row `im2col`."""
+"""Forward convolutions with 1×1 filters of row `cudacore`."""
