@@ -119,6 +119,23 @@ def all_decided(kernel: str) -> set[str]:
     return {source for each in functions for _, source in decided(each)}
 
 
+def never_reached(parts: dict[str, dict[str, list[str]]]) -> dict[str, list[str]]:
+    """{kernel: what of `decided` no part reaches}, of {part: {kernel: what it reaches}}; kernels of which everything is reached are left out."""
+    reached = defaultdict[str, set[str]](set)
+    for kernels in parts.values():
+        for kernel, paths in kernels.items():
+            reached[kernel].update(paths)
+    never = {kernel: sorted(all_decided(kernel) - reached[kernel]) for kernel in sorted(reached)}
+    return {kernel: paths for kernel, paths in never.items() if paths}
+
+
+def grown(before: dict[str, dict[str, list[str]]], now: dict[str, dict[str, list[str]]]) -> dict[str, list[str]]:
+    """{kernel: the paths} of those kernels of the list `before` of which more paths than there are never reached. A new kernel may have some."""
+    known = {kernel for part, kernels in before.items() if part != "never" for kernel in kernels}
+    were = before["never"]
+    return {kernel: paths for kernel, paths in now["never"].items() if kernel in known and len(paths) > len(were.get(kernel, []))}
+
+
 def watch_launches():
     """Note and check launches from now on; without effect where LAUNCHES is not set, or outside this project's simulator."""
     if not (path := os.environ.get(LAUNCHES)) or not compiler.LOCKSTEP:
