@@ -90,6 +90,14 @@ class Step:
     scope: str = ""
 
 
+class Fusion(NamedTuple):
+    """Steps that were to go and those that were to come in their place, each with its estimated microseconds, and whether they did."""
+
+    gone: Mapping[Step, float]
+    come: Mapping[Step, float]
+    kept: bool
+
+
 Backward = Callable[[Buf], Buf]
 
 
@@ -344,6 +352,7 @@ class Plan:
     packs   the Bufs of packed weights, one or two for each dtype that is wanted, with the Bufs of their index maps.
     tables  of those of which copies need no map, the Bufs of the tables that say how they are written (`nbcnn.plan.packing`).
     store   how activations are stored.
+    fusions  what recorded steps were fused to, and what was not for its cost.
     """
 
     steps: tuple[Planned, ...]
@@ -353,3 +362,4 @@ class Plan:
     layout: str
     store: str
     tables: Mapping[Buf, Buf] = field(default_factory=dict)
+    fusions: tuple[Fusion, ...] = ()

@@ -23,13 +23,7 @@ the row has its op, and where the least estimated time of the steps that it make
     conv_dgrad_relu, add, relu_dgrad    besides, a convolution does not mask what the pass behind it masks by the same values
     conv_dgrad, relu_dgrad              conv_dgrad_relu: the convolution's epilogue masks
 
-And, going back, of the ways to do so the one that saves most (`with_sums`):
-
-    conv_dgrad, relu_dgrad              conv_dgrad_relu of a stride, which not every engine masks well
-    conv_dgrad, batchnorm_*_grads       conv_dgrad_batchnorm_*_sums, batchnorm_*_dgrad: the convolution's epilogue makes the sums that the norm's
-                                        gradient wants, and adds the other gradient of the norm's output; a pass over both is saved
-    conv_dgrad, add_relu_dgrad          conv_dgrad_add_relu: the convolution's epilogue adds the other gradient, and masks
-    batchnorm_*_grads or _dgrad, add    the norm's gradient adds the other gradient of its input to what it gives that
+Of several ways to fuse going back the one that saves most is taken: `nbcnn.plan.sums`.
 
 A tensor between two fused steps is read by the second alone, so it vanishes. The second gradient of a value is what a graph's backward adds to the
 first (`nbcnn.plan.graph.trace_nodes`).
@@ -38,19 +32,16 @@ first (`nbcnn.plan.graph.trace_nodes`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
-from math import inf
-from typing import NamedTuple
 
-from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.op import MAPS, Add, Bias, Keep, Loss, Map, Mask, Moments, Norm, Op, Pool, Sums, Unpool, undone
+from nbcnn.plan.graph import Buf, Fusion, Step
+from nbcnn.plan.op import MAPS, Add, Bias, Keep, Loss, Map, Mask, Moments, Norm, Op, Pool, Unpool, undone
+from nbcnn.plan.rewriting import Cost, Steps, alike, free, like
 from nbcnn.plan.shapes import numel
 
 ADDS_GRADIENTS = {Op("batchnorm", "grads", before=(Mask("relu"), Keep())): 6}
 """Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
-ADD_TO_RESULT = {Op("batchnorm", "grads"): 6, Op("batchnorm", "dgrad"): 7}
-"""Gradients, whatever they pass before, to whose result a second gradient of the same value can be added, and their operands without it."""
 MAPPED = {Op("conv", "fprop"): 3, Op("upconv", "fprop"): 3, Op("add"): 2}
 """Ops that can apply a map to their results, and the operands that they must have for it: a convolution's epilogue has a bias."""
 NORMS = tuple(Op("batchnorm", direction) for direction in ("fprop", "infer"))
@@ -65,115 +56,25 @@ MASK = Op("relu", "dgrad")
 PRODUCTS = (Op("conv", "dgrad"), Op("upconv", "dgrad"))
 
 
-class Steps:
-    """A list of steps that rules rewrite, and who reads and writes each Buf. A rewrite costs no pass over the list."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.slots = [[step] for step in steps]
-        self.index = {step: at for at, step in enumerate(steps)}
-        self.readers, self.writers = dict[Buf, list[Step]](), dict[Buf, list[Step]]()
-        self.puts: list[tuple[Sequence[Step], dict[Step, int], dict[int, list[Step]]]] = []
-        for step in steps:
-            self._count(step)
-
-    def __iter__(self) -> Iterator[Step]:
-        return (step for slot in self.slots for step in slot)
-
-    def _count(self, step: Step) -> None:
-        for bufs, known in ((step.ins, self.readers), (step.outs, self.writers)):
-            for buf in bufs:
-                known.setdefault(buf.root, []).append(step)
-
-    def _forget(self, step: Step) -> None:
-        for bufs, known in ((step.ins, self.readers), (step.outs, self.writers)):
-            for buf in bufs:
-                known[buf.root].remove(step)
-
-    def put(self, place: Step, made: Sequence[Step], *gone: Step) -> Sequence[Step]:
-        """Let `made` take the place of `place`, and those of `gone` go; return `made`."""
-        went = {step: self.index[step] for step in (place, *gone)}
-        slots = {slot: [*self.slots[slot]] for slot in went.values()}
-        at = went[place]
-        where = self.slots[at].index(place)
-        self.slots[at][where:where] = made
-        for step, slot in went.items():
-            del self.index[step]
-            self.slots[slot].remove(step)
-            self._forget(step)
-        for step in made:
-            self.index[step] = at
-            self._count(step)
-        self.puts.append((made, went, slots))
-        return made
-
-    def undo(self) -> None:
-        """Take back what has been put since `puts` was empty."""
-        while self.puts:
-            made, went, slots = self.puts.pop()
-            for step in made:
-                del self.index[step]
-                self._forget(step)
-            for step, slot in went.items():
-                self.index[step] = slot
-                self._count(step)
-            for slot, steps in slots.items():
-                self.slots[slot] = steps
-
-    def changed(self) -> tuple[list[Step], list[Step]]:
-        """The steps that have gone and those that have come since `puts` was empty; what came and went again is neither."""
-        made = dict.fromkeys(step for steps, _, _ in self.puts for step in steps)
-        went = dict.fromkeys(step for _, steps, _ in self.puts for step in steps)
-        return [step for step in went if step not in made], [step for step in made if step not in went]
-
-    def reading(self, buf: Buf) -> list[Step]:
-        """The steps that read a Buf, as often as they read it."""
-        return self.readers.get(buf.root, [])
-
-    def first(self, step: Step) -> bool:
-        """Whether no step before this one reads its first operand, so that whoever makes that can come to this one's place."""
-        return all(self.index[step] <= self.index[each] for each in self.reading(step.ins[0]))
-
-    def between(self, read: Buf, *ops: Op) -> Step | None:
-        """The step, of one of `ops` if any are given, that makes a temporary which one step alone reads, once, in the shape in which it is made."""
-        return self.maker(read, *ops) if len(self.reading(read)) == 1 else None
-
-    def maker(self, read: Buf, *ops: Op) -> Step | None:
-        """The step, of one of `ops` if any are given, that alone makes a temporary, in the shape in which it is read; others may read it, too."""
-        writers = self.writers.get(read.root, [])
-        if read.root.home != "arena" or len(writers) != 1:
-            return None
-        (maker,) = writers
-        return maker if (not ops or maker.op in ops) and maker.outs[0].root is read.root and _alike(maker.outs[0], read) else None
-
-
 Rule = Callable[[Steps, Step, Container[Op]], Sequence[Step]]
 """Rewrites the list around a step by ops of the row; gives the steps that it made."""
 
 
-Cost = Callable[[Step], float]
-"""Least estimated microseconds of a step on a row: infinity where nothing runs it, 0 where it does not choose by cost (`nbcnn.run.resolve.costs`)."""
+def merge(steps: Sequence[Step], ops: Container[Op] = (), cost: Cost = free, told: list[Fusion] | None = None) -> list[Step]:
+    """The steps, fused by the rules whose ops are all among `ops`, where it costs no more; sums by ADDS_GRADIENTS always: their steps are there.
 
-
-def merge(steps: Sequence[Step], ops: Container[Op] = (), cost: Cost = lambda step: 0.0) -> list[Step]:
-    """The steps, fused by the rules whose ops are all among `ops`, where it costs no more; sums by ADDS_GRADIENTS always: their steps are there."""
-    made = Steps(steps)
+    `told` gets what was fused and what was not, for its cost.
+    """
+    made = Steps(steps, cost, told)
     for rule in RULES:
         waiting = deque(made)
         while waiting:
             step = waiting.popleft()
             if step in made.index:
                 fused = rule(made, step, ops)
-                if _dearer(*made.changed(), cost):
-                    made.undo()
-                else:
+                if made.settle():
                     waiting.extendleft(reversed(fused))
-                made.puts.clear()
     return list(made)
-
-
-def _dearer(gone: Sequence[Step], come: Sequence[Step], cost: Cost) -> bool:
-    """Whether steps that would come cost more than those that would go, beyond the rounding of sums of the same numbers in another order."""
-    return sum(map(cost, come)) > sum(map(cost, gone)) * (1 + 1e-12)
 
 
 def _last_first(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
@@ -395,12 +296,12 @@ def _mapped(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
     if step.op != Op(step.op.kind, "fprop") or not len(step.ins) == len(step.outs) == 1:
         return ()
     before = steps.between(step.ins[0], *MAPPED)
-    if before is None or len(before.ins) != MAPPED[before.op] or not _alike(step.ins[0], step.outs[0]):
+    if before is None or len(before.ins) != MAPPED[before.op] or not alike(step.ins[0], step.outs[0]):
         return ()
     op = replace(before.op, after=(Map(step.op.kind),))
     if op not in ops:
         return ()
-    made = replace(before, op=op, outs=(_like(step.outs[0], before.outs[0]),), attrs={**before.attrs, **step.attrs})
+    made = replace(before, op=op, outs=(like(step.outs[0], before.outs[0]),), attrs={**before.attrs, **step.attrs})
     return steps.put(before, [made], step)
 
 
@@ -446,7 +347,7 @@ def _masked(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
     before = steps.between(step.ins[0], Op("add"), *PRODUCTS) if step.op == MASK else None
     if before is None or before.attrs.get("stride", 1) != 1:
         return ()
-    made = _with_mask(before, step)
+    made = with_mask(before, step)
     if made.op not in ops:
         return ()
     if before.op != Op("add"):
@@ -459,9 +360,9 @@ def _masked(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
     return ()
 
 
-def _with_mask(before: Step, mask: Step) -> Step:
+def with_mask(before: Step, mask: Step) -> Step:
     """A step with the mask behind it."""
-    y, out = _like(mask.ins[1], before.outs[0]), _like(mask.outs[0], before.outs[0])
+    y, out = like(mask.ins[1], before.outs[0]), like(mask.outs[0], before.outs[0])
     return replace(before, op=replace(before.op, after=(Mask("relu"),)), ins=(*before.ins, y), outs=(out,))
 
 
@@ -474,123 +375,9 @@ def _roots(bufs: Sequence[Buf]) -> list[Buf]:
     return [buf.root for buf in bufs]
 
 
-def _alike(a: Buf, b: Buf) -> bool:
-    """Whether two shapes are equal but for axes of one element at the end, which move nothing in any layout: vectors as 1×1 images."""
-    return numel(a.shape) == numel(b.shape) and all(m == n for m, n in zip(a.shape, b.shape, strict=False))
-
-
-def _like(buf: Buf, other: Buf) -> Buf:
-    """A Buf in the shape of another of as many elements."""
-    return buf if buf.shape == other.shape else buf.reshaped(other.shape)
-
-
 RULES: tuple[Rule, ...] = (
     *(_last_first, _doubled, _measured, _with_maxima, _with_evonorm, _gated, _together),
     *(_normed, _with_moments, _folded),
     *(_mapped, _second, _pooled, _biased, _passed, _masked),
 )
 """The rules of `merge` in their order."""
-
-
-def with_sums(steps: Sequence[Step], cost: Cost) -> list[Step]:
-    """The steps with masks of a stride, second gradients, and the sums of a norm's gradient, made by the convolution before them going back; then
-    with second gradients that no convolution adds added by norms.
-
-    Of the ways to do so the one that saves most is taken, if any saves something or costs the same.
-    """
-    made = Steps(steps)
-    for step in steps:
-        ways: Iterator[_Way] = iter(())
-        if step.op == MASK:
-            before = made.between(step.ins[0], *PRODUCTS)
-            ways = iter([_Way((_with_mask(before, step),), before)] if before else [])
-        elif step.op == Op("add", after=(Mask("relu"),)):
-            ways = _added(step, made)
-        elif step.op.kind == "batchnorm" and step.op.direction == "grads":
-            ways = _splits(step, made)
-        priced = [(_saved(way, step, cost), way) for way in ways]
-        saved, way = max(priced, key=lambda each: each[0], default=(-1.0, None))
-        if way is not None and saved >= 0.0:
-            # What nobody reads is not made: the gradient of the network's input.
-            kept = [each for each in way.steps if each.outs[0].root.home != "arena" or each is way.steps[0] or made.reading(each.outs[0])]
-            made.put(step, kept, *way.replaced)
-    for step in list(made):
-        _summed(made, step, cost)
-    return list(made)
-
-
-def _summed(steps: Steps, step: Step, cost: Cost) -> None:
-    """The sum of two gradients made by the norm that makes the later one of them."""
-    for gradient, other in zip(step.ins, step.ins[::-1], strict=True) if step.op == Op("add") and len(step.ins) == 2 else ():
-        maker = steps.between(gradient)
-        if maker is None or maker.op.has(Keep) or ADD_TO_RESULT.get(maker.op.plain) != len(maker.ins) or step.outs[0].shape != other.shape:
-            continue
-        made = replace(maker, ins=(*maker.ins, other), outs=(step.outs[0], *maker.outs[1:]))
-        # The other one must be there when the norm runs, whose further results are read before the sum is.
-        if all(steps.index[each] < steps.index[maker] for each in steps.writers.get(other.root, [])) and not _dearer((maker, step), (made,), cost):
-            steps.put(maker, [made], step)
-            return
-
-
-class _Way(NamedTuple):
-    """A way to merge a step with a convolution before it: the steps in its place, that convolution, and a sum that it replaces, too."""
-
-    steps: tuple[Step, ...]
-    before: Step
-    total: Step | None = None
-
-    @property
-    def replaced(self) -> list[Step]:
-        """The steps that go besides the one that is merged."""
-        return [step for step in (self.before, self.total) if step is not None]
-
-
-def _saved(way: _Way, step: Step, cost: Cost) -> float:
-    """Estimated microseconds that a way saves; below 0 where it costs more."""
-    merged = sum(map(cost, way.steps))
-    return sum(map(cost, (step, *way.replaced))) - merged if merged < inf else -inf
-
-
-def _added(step: Step, steps: Steps) -> Iterator[_Way]:
-    """For each convolution that makes one of the two gradients of a ReLU's output, the step in place of the sum."""
-    *gradients, y = step.ins
-    makers = [steps.between(gradient, Op("conv", "dgrad")) for gradient in gradients]
-    for before, other in sorted(zip(makers, gradients[::-1], strict=True), key=lambda pair: -_taps(pair[0])):
-        if before is not None and before.outs[0].shape == y.shape:
-            op = Op("conv", "dgrad", after=(Add(), Mask("relu")))
-            yield _Way((Step(op, (*before.ins, y, other), step.outs, before.attrs, before.scope),), before)
-
-
-def _splits(step: Step, steps: Steps) -> Iterator[_Way]:
-    """For each convolution that makes a gradient of a norm's output, the two steps in place of the norm's."""
-    plus = step.op.has(Keep)
-    dy, x, *rest = step.ins
-    more = rest[4:] if plus else []
-    total, gradients = None if more else steps.between(dy, Op("add")), [dy, *more]
-    if total is not None and all(buf.shape == dy.shape for buf in total.ins):
-        gradients = list(total.ins)
-    else:
-        total = None
-    # Of two, the one of the larger filter, whose products take longer: what the epilogue reads comes meanwhile.
-    makers = [steps.between(gradient, Op("conv", "dgrad")) for gradient in gradients]
-    for at, before in sorted(enumerate(makers), key=lambda each: -_taps(each[1])):
-        if before is None or before.outs[0].shape != x.shape:
-            continue
-        others = gradients[:at] + gradients[at + 1 :]
-        # Of a residual block's end the gradient is that of the other value, too; else it is the step's own.
-        g = step.outs[1] if plus else before.outs[0]
-        dweight, dbias = step.outs[-2:]
-        both = Buf(f"{step.scope}.sums", (2 * x.shape[1],))
-        y, channels = ([rest[0]], rest[1:4]) if plus else ([], rest[:4])
-        ins = (*before.ins, x, *y, *channels, *others)
-        first = Step(Op("conv", "dgrad", after=(Sums(step.op.before),)), ins, (g, both, dweight, dbias), before.attrs, before.scope)
-        weight, bias, mean, rstd = (channels[0], channels[0], *channels[1:]) if plus else channels
-        second = Step(
-            Op("batchnorm", "dgrad", before=() if plus else step.op.before), (g, x, weight, bias, mean, rstd, both), (step.outs[0],), {}, step.scope
-        )
-        yield _Way((first, second), before, total)
-
-
-def _taps(step: Step | None) -> int:
-    """Taps of the filter of a convolution's step."""
-    return 0 if step is None else numel(step.ins[1].shape[2:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbcnn.nn.graphs import Graph
@@ -10,6 +10,7 @@ from nbcnn.nn.layer import parameters, sized
 from nbcnn.plan.arena import live_bytes
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
 from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, named
+from nbcnn.plan.rewriting import joined
 from nbcnn.plan.shapes import numel
 from nbcnn.run.peaks import Ceilings
 
@@ -28,7 +29,7 @@ def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = Non
     total_flops = sum(step_flops(item.step) for item in plan.steps) / 1e9
     total_bytes = sum(step_bytes(item.step) for item in plan.steps) / 1e6
     bound = live_bytes(plan.steps)
-    lines += others(plan)
+    lines += [*fused(plan), *others(plan)]
     lines.append(f"{len(plan.steps)} steps, {total_flops:.2f} GFLOP, {total_bytes:.1f} MB compulsory")
     if ceilings:
         by = f" by {ceilings.engine}" if ceilings.engine and precision in ("bf16", "tf32", "fp32 split") else ""
@@ -36,6 +37,29 @@ def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = Non
         lines.append(f"floor {sum(floors) / 1e3:.3f} ms at {rate} and {ceilings.bandwidth / 1e12:.1f} TB/s")
     lines.append(f"arena {plan.arena_bytes / 2**20:.1f} MiB (no arena can be below {bound / 2**20:.1f} MiB)")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def fused(plan: Plan) -> list[str]:
+    """What steps were made of, and what was not fused since it would take longer, with estimated times; alike fusions in one line."""
+    lines = []
+    for head, fusions in (
+        ("what was fused, and the estimated times before and after:", joined(plan.fusions)),
+        ("what would take longer fused, and is not:", [each for each in plan.fusions if not each.kept]),
+    ):
+        found: dict[str, dict[str, None]] = {}
+        for each in fusions:
+            scopes = "+".join(dict.fromkeys(step.scope for step in each.gone))
+            found.setdefault(f"{_parts(each.gone)} -> {_parts(each.come)}", {})[scopes] = None
+        lines += [head] * bool(found) + [f"  {' '.join(scopes)}  {words}" for words, scopes in found.items()]
+    return lines
+
+
+def _parts(steps: Mapping[Step, float]) -> str:
+    """Steps with their estimates and the sum of these; where no time is known, their ops alone."""
+    total = sum(steps.values())
+    if not total:
+        return " + ".join(str(step.op) for step in steps)
+    return " + ".join(f"{step.op} {us:.1f}" for step, us in steps.items()) + (f" = {total:.1f} µs" if len(steps) > 1 else " µs")
 
 
 def others(plan: Plan) -> list[str]:

@@ -20,7 +20,7 @@ from nbcnn.nn.graphs import Graph, pack, unpack, wired
 from nbcnn.nn.layer import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
-from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, trace_nodes
+from nbcnn.plan.graph import Buf, Fusion, Plan, Step, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import Beside
 from nbcnn.plan.merging import merge
 from nbcnn.plan.op import Op
@@ -35,10 +35,11 @@ from nbcnn.run.rows import Choice, choose_mode
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded list of steps with the Bufs that the caller fills or reads."""
+    """A recorded list of steps with the Bufs that the caller fills or reads, and the fusions that made it."""
 
     steps: tuple[Step, ...]
     io: Mapping[str, Buf]
+    fusions: tuple[Fusion, ...] = ()
 
 
 class Net:
@@ -158,9 +159,10 @@ class Net:
         """The ops that steps may be put together for."""
         return self.row.ops if self.fusing else ()
 
-    def merged(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+    def merged(self, steps: Sequence[Step], io: Mapping[str, Buf]) -> Recorded:
         """Recorded steps, fused where the row has the ops and the estimated time does not grow."""
-        return tuple(merge(steps, self.fusing_ops, costs(self.row, self.device.target)))
+        told: list[Fusion] = []
+        return Recorded(tuple(merge(steps, self.fusing_ops, costs(self.row, self.device.target), told)), io, tuple(told))
 
     def _inputs(self) -> list[tuple[int, ...]]:
         """The shapes of the inputs of an example."""
@@ -201,7 +203,7 @@ class Net:
         ys, _ = self._trace(tape, wired(self.body), x)
         y = pack(tape, ys, "outputs")
         output = Buf("output", y.shape, home="io")
-        return Recorded(self.merged(_substitute(tape.steps, y.root, output)), io | {"output": output})
+        return self.merged(_substitute(tape.steps, y.root, output), io | {"output": output})
 
     def record_gradients(self, batch: int) -> Recorded:
         """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them, or the targets), `loss`, `dx`."""
@@ -215,7 +217,7 @@ class Net:
         dx = backward(dy)
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}
         steps = _substitute(_substitute(tape.steps, value, io["loss"]), dx.root, io["dx"])
-        return Recorded(self.merged(drop_dead(steps)), io)
+        return self.merged(drop_dead(steps), io)
 
     def record_loss(self, tape: Tape, x: Buf, target: Buf | None) -> tuple[Buf, Any, Callable[[Any], Buf]]:
         """Record forward and loss; return its value, its gradient, and the backward of the body.
@@ -247,6 +249,7 @@ class Net:
             beside=beside,
             lean=lean,
             fusing=self.fusing,
+            fusions=recorded.fusions,
         )
         if self.strict and (lines := self.fallbacks(plan)):
             raise UsageError(f"--strict: not every step runs in mode {self.mode}: " + "; ".join(lines))

@@ -202,7 +202,7 @@ class Training:
                     self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
             attrs = {"count": share.count} | ({} if ends else {"steps": 0})
             tape.emit(Op("advance"), [value, state, sums, *([tape.count] if tape.count and ends else [])], [state, sums], "advance", **attrs)
-        return Recorded(self.net.merged(drop_dead(tape.steps)), bufs)
+        return self.net.merged(drop_dead(tape.steps), bufs)
 
     def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
         """Record gather, forward and loss of so many images; return the loss and what records the backward pass."""

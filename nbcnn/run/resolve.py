@@ -12,12 +12,12 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.kernel.row import Row
-from nbcnn.plan.graph import Buf, Plan, Resolution, Step
+from nbcnn.plan.graph import Buf, Fusion, Plan, Resolution, Step
 from nbcnn.plan.lowering import Beside, lower, stored_as
-from nbcnn.plan.merging import with_sums
 from nbcnn.plan.op import Op
 from nbcnn.plan.packing import placement_of
 from nbcnn.plan.shapes import numel
+from nbcnn.plan.sums import with_sums
 
 Tiles = Mapping[str, Mapping[str, int]]
 """Resolved tiles by step key (`tile_key`), as numbers by name."""
@@ -35,12 +35,13 @@ def plan_on(
     beside: Beside | None = None,
     lean: bool = False,
     fusing: bool = False,
+    fusions: Sequence[Fusion] = (),
 ) -> Plan:
     """The plan of recorded `steps` on `row`, for the GPU that `target` describes.
 
     `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
     `beside` and `lean` as in `lowering.lower`. fusing: gradients are merged with what masks and adds
-    them (`merging.with_sums`).
+    them (`sums.with_sums`).
     Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
@@ -48,11 +49,13 @@ def plan_on(
         for buf in (*step.ins[step.op.plain in (Op("gather"), Op("gather_labels")) :], *step.outs):
             if numel(buf.shape) >= _INDEX_LIMIT:
                 raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
+    told = list(fusions)
     if fusing:
-        steps = with_sums(steps, costs(row, target))
+        steps = with_sums(steps, costs(row, target), told)
     # A plan of arrays of their own is cut into parts, and some leave out steps that would have made planes for others.
     resolve = resolver(row, target, tiles)
-    return lower(steps, row.layout, resolve, weights, row.store, beside, sharing=weights is not None, lean=lean)
+    plan = lower(steps, row.layout, resolve, weights, row.store, beside, sharing=weights is not None, lean=lean)
+    return replace(plan, fusions=tuple(told))
 
 
 def _refusal(impl: Impl, call: Call, target: Target) -> str | None:

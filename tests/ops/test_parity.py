@@ -36,7 +36,7 @@ def _here(row):
 
 
 def test_every_row_has_every_op():
-    # Steps are merged into the gradient with a second one only where the row has it (`merging.with_sums`).
+    # Steps are merged into the gradient with a second one only where the row has it (`sums.with_sums`).
     wanted, of_convolutions = set(MODES["cpu", "fp32"].ops), set(fused.REFERENCES) - {named("conv_dgrad_add_relu")}
     for key, row in MODES.items():
         assert wanted <= set(row.ops), key

@@ -22,8 +22,9 @@ from nbcnn.ops.conv_norm import gradient_sums
 from nbcnn.ops.kernel.call import host
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.plan.merging import merge, with_sums
+from nbcnn.plan.merging import merge
 from nbcnn.plan.op import Keep, Mask, Op
+from nbcnn.plan.sums import with_sums
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
 from nbcnn.run.session import TrainingSession

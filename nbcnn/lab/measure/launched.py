@@ -36,10 +36,11 @@ from nbcnn.ops.svm import mirror, process, rows, smo
 from nbcnn.ops.update.accumulate import COUNTED
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import lower
-from nbcnn.plan.merging import merge, with_sums
+from nbcnn.plan.merging import merge
 from nbcnn.plan.op import Map, Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
+from nbcnn.plan.sums import with_sums
 from nbcnn.run.resolve import costs, resolver
 
 ARCHITECTURES = ("75", "80", "90a")

@@ -4,7 +4,7 @@
     conv_relu_pool_fprop   y = maxpool 2×2 of relu(conv(x, w) + b), index = where each maximum was (2 bits)
     unpool                 dx = dy at the place that index says, zero elsewhere
     conv_dgrad_relu        dx = dgrad(dy, w) where x > 0, else 0: x is what the layer read, the output of a ReLU
-    conv_dgrad_add_relu    dx = dgrad(dy, w) + more where x > 0, else 0: more is a second gradient of x (wgmma alone; `nbcnn.plan.merging`)
+    conv_dgrad_add_relu    dx = dgrad(dy, w) + more where x > 0, else 0: more is a second gradient of x (wgmma alone; `nbcnn.plan.sums`)
     conv_pool_wgrad        dw, db of conv from the gradient behind a pooling layer: wgrad(x, unpool(dy, index))
     upconv_fprop           y = conv 3×3 pad 1 (upsample 2×(x), w) + b
     upconv_relu_fprop      y = relu(upconv(x, w) + b); likewise of every activation, upconv_NAME_fprop with its parameters

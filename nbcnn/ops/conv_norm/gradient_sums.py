@@ -9,7 +9,7 @@ and rstd are the norm's; sums are those of `batchnorm_sums`, dbias first. Of a n
 is y, g is zero where y ≤ 0, so it is the gradient of that other value, too. A `batchnorm_*_dgrad` behind makes the gradient of x.
 
 The sums are made in the convolution's epilogue, which reads x alone for them: a pass over g and x is saved, and with `more` the pass that adds it.
-It is the counterpart of `statistics.py`; an op that no other implementation has, put there by `nbcnn.plan.merging` where it serves.
+It is the counterpart of `statistics.py`; an op that no other implementation has, put there by `nbcnn.plan.sums` where it serves.
 
 Source: W. Jung et al., "Restructuring Batch Normalization to Accelerate CNN Training", arXiv:1807.01702, which moves both passes of a norm into the
 convolutions around it.

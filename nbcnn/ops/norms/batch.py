@@ -11,7 +11,7 @@ The ops; x is (N,C,H,W), everything of a channel (C):
     batchnorm_infer  x, weight, bias, running_mean, running_var -> y                                                       eps
     batchnorm_grads  dy, x, weight, bias, mean, rstd[, more] -> dx, dweight, dbias
 
-where x has another reader, more is the gradient that comes from there, which is added to dx (`nbcnn.plan.merging`).
+where x has another reader, more is the gradient that comes from there, which is added to dx (`nbcnn.plan.sums`).
 
 With the layers behind it in one op, in the rows that fuse: batchnorm_relu_*, _relu6_*, _hard_swish_*, _swish_* and _gelu_* (`FUSED`: y = f(norm); the
 gradient makes f's input of x once more, so nothing else is read), and batchnorm_add_relu_*, the end of a residual block:
