@@ -31,7 +31,7 @@ EXAMPLES = (
     "python -m nbcnn bench step --batch 1024 --compare nbcnn/lab/results/nvidia-h200.json",
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
-FORMS = ("eager", "graph", "compile", "compile-max")
+FORMS = ("eager", "graph", "compile", "compile-graph", "compile-max")
 PEERS = ("torch", "torch-expert", "jax")
 RANKS = (1, 2)
 """Numbers of processes of `bench scaling`, where no flag says otherwise."""
@@ -146,8 +146,8 @@ def parser() -> Parser:
         group,
         "--forms",
         some_of(*FORMS),
-        "PyTorch's forms: of step all, of nets all but eager, of predict all but compile-max; compile-max, max-autotune, takes minutes",
-        "step: eager,graph,compile; nets, predict: graph,compile",
+        "PyTorch's forms: of step all, of nets all but eager; graph and compile-graph are CUDA graphs; compile-max, max-autotune, takes minutes",
+        "step: eager and nets'; nets: graph,compile,compile-graph; predict: graph,compile",
     )
     group = made.add_argument_group("output")
     flag(group, "--chart", paths.WRITES_TEXT, "warmup: write the picture to this file", "none", metavar="FILE")
@@ -306,7 +306,7 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     own = {"precision": ours["precision"], "batch": batch, "peak_bytes": sum(ours["planned_bytes"].values())}
     several = [{**row, **own, "form": f"nbcnn {ours['mode']}, {row['form']}"} for row in ours.pop("in_a_row", ())]
     rows: list[dict[str, Any]] = [{"form": f"nbcnn {ours['mode']}", **ours, "peak_bytes": own["peak_bytes"]}, *several]
-    rows += step.beside(batch, ours["precision"], flags.peers, flags.forms or FORMS[:3], flags.seconds or 0.7)
+    rows += step.beside(batch, ours["precision"], flags.peers, flags.forms or FORMS[:4], flags.seconds or 0.7)
     return rows, step.lines(rows)
 
 

@@ -99,7 +99,7 @@ def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     if flags.peer == "none":
         raise PackageMissing(f"bench nets holds gradients against PyTorch's before it times them: {MISSING}")
     device, mode = Gpu().device_name, flags.mode or "tensorcore"
-    how = {"mode": mode, "engine": flags.engine or "auto", "batch": flags.batch, "forms": flags.forms or FORMS[:2]}
+    how = {"mode": mode, "engine": flags.engine or "auto", "batch": flags.batch, "forms": flags.forms or FORMS[1:4]}
     how["recompute"] = bool(flags.recompute)
     for name in names(flags):
         network, exact = _network(name, flags), dict[Any, Any]()

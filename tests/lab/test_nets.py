@@ -80,7 +80,7 @@ def twin(monkeypatch):
         return loss, {name: g.astype(np.float64) * (state.wrong if name == "conv1.weight" else 1) + off for name, g in found.items()}
 
     def training_steps(problem, precision, forms, rate, seconds):
-        assert (len(problem.images), forms) == (6, ("graph", "compile"))
+        assert (len(problem.images), forms) == (6, ("graph", "compile", "compile-graph"))
         yield {"form": "graph", "batch": 6, "step_ms": samples.timing(3.0), "images_per_second": 2000.0, "peak_bytes": 5 << 20}
         yield {"form": "compile", "batch": 6, "why": "RuntimeError: no compiler"}
 

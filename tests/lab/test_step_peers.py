@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import samples
 from nbcnn.cli import bench
 from nbcnn.files.errors import UsageError
 from nbcnn.lab.peers import jax_step
+from nbcnn.lab.peers import nets as peers
 from nbcnn.lab.report import sections
 from nbcnn.lab.studies import step as study
 from nbcnn.lab.studies.nets import Apart, compared
@@ -119,3 +122,42 @@ def test_jax_has_the_plain_networks_gradients_and_a_refused_one_no_time():
     assert all("step_ms" in found for found in jax_step.rows(problem, "fp32", 1e-4, 0.01, check.words))
     refused = list(jax_step.rows(problem, "fp32", 1e-4, 0.01, lambda loss, gradients: "not timed: apart", ("folded",)))
     assert [found["why"] for found in refused] == ["not timed: apart"]
+
+
+def test_step_and_nets_time_the_same_forms_in_one_harness(monkeypatch):
+    """Of each form one row; torch.compile's is compiled once for itself and for its CUDA graph, and what other forms hold is freed before."""
+    done, memory = [], iter(range(10))
+    fake = SimpleNamespace(compiler=SimpleNamespace(reset=lambda: None), cuda=SimpleNamespace(memory_allocated=lambda: next(memory)))
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setattr(peers, "release", lambda: done.append("release"))
+    monkeypatch.setattr(peers, "_step", lambda problem, precision, form, rate: done.append(f"step of {peers.MODES.get(form)}") or form)
+    monkeypatch.setattr(peers, "captured", lambda step: ("captured", step))
+    monkeypatch.setattr(peers, "settled", lambda step: ("settled", step))
+
+    def timed(call, seconds):
+        done.append(call)
+        if call == ("settled", "compile"):
+            raise RuntimeError("no Triton")
+        return SimpleNamespace(median=2.0)
+
+    monkeypatch.setattr(peers, "_time", timed)
+    monkeypatch.setattr(
+        peers, "_row", lambda form, timing, batch, before: {"form": form, "batch": batch, "step_ms": timing.as_dict(), "before": before}
+    )
+    rows = list(study.beside(2, "bf16", ("torch",), peers.FORMS, 0.1))
+    assert [one["form"] for one in rows] == [f"PyTorch {form}" for form in peers.FORMS]
+    assert [one.get("why") for one in rows] == [None, None, "RuntimeError: no Triton", None, None]
+    assert [one.get("before") for one in rows] == [0, 0, None, 1, 2]
+    assert done == [
+        *("release", "step of None", ("settled", "eager"), ("captured", "eager")),
+        *("release", "step of default", ("settled", "compile"), ("captured", "compile")),
+        *("release", "step of max-autotune-no-cudagraphs", ("captured", "compile-max")),
+    ]
+    assert bench.FORMS == peers.FORMS
+    assert set(peers.FORMS) == set(sections.FORMS)
+
+
+def test_a_compiled_step_in_a_graph_counts_as_what_a_user_would_write():
+    ours = row("nbcnn tensorcore", 1.0, planned_bytes={"arena": 2**20, "data set": 5})
+    table = sections.beside_peers([ours, row("PyTorch compile", 6.0), row("PyTorch compile-graph", 3.5)]).filled()
+    assert table.rows[0][3:5] == ("3.500 (torch.compile in a CUDA graph)", "**3.50×**")

@@ -14,10 +14,11 @@ import numpy as np
 
 from nbcnn.lab.peers.torch_step import _prepare, _time, captured, release, settled
 
-FORMS = ("graph", "compile", "compile-max")
-"""A CUDA graph of the eager step; torch.compile, as it is and as a CUDA graph; max-autotune as a CUDA graph, which takes minutes to compile."""
-MODES = {"compile": "default", "compile-max": "max-autotune-no-cudagraphs"}
+FORMS = ("eager", "graph", "compile", "compile-graph", "compile-max")
+"""The eager step, and as a CUDA graph; torch.compile's, and as a CUDA graph; max-autotune's as a CUDA graph, which takes minutes to compile."""
+MODES = {"compile": "default", "compile-graph": "default", "compile-max": "max-autotune-no-cudagraphs"}
 """torch.compile's modes by form."""
+CAPTURED = ("graph", "compile-graph", "compile-max")
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,25 @@ def training_steps(problem: Problem, precision: str, forms: tuple[str, ...], rat
     """
     import torch
 
+    made: dict[str | None, Callable[[], None]] = {}
     for form in forms:
-        torch.compiler.reset()
-        release()
-        before = torch.cuda.memory_allocated()
-        step = None
+        if MODES.get(form) not in made:
+            # What other forms compiled and captured is freed first: its memory is not this one's.
+            made.clear()
+            torch.compiler.reset()
+            release()
+            before = torch.cuda.memory_allocated()
         try:
-            step = _step(problem, precision, form, rate)
-            if form == "compile":
-                step = settled(step)
-                yield _row(form, _time(step, seconds), len(problem.images), before)
-            step = captured(step)
-            yield _row(form if form == "graph" else f"{form}-graph", _time(step, seconds), len(problem.images), before)
+            if MODES.get(form) not in made:
+                made[MODES.get(form)] = _step(problem, precision, form, rate)
+            yield _timed(form, made[MODES.get(form)], len(problem.images), before, seconds)
         except Exception as error:
             yield {"form": form, "batch": len(problem.images), "why": f"{type(error).__name__}: {error}"[:300]}
-        del step
+
+
+def _timed(form: str, step: Callable[[], None], batch: int, before: int, seconds: float) -> dict[str, Any]:
+    """A form's row: as a CUDA graph, or launched by the host every time."""
+    return _row(form, _time(captured(step) if form in CAPTURED else settled(step), seconds), batch, before)
 
 
 def _step(problem: Problem, precision: str, form: str, rate: float) -> Callable[[], None]:

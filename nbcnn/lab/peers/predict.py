@@ -19,7 +19,8 @@ from nbcnn.lab.peers.twin import load, twin
 class Predictor:
     """Outputs of `layers` with `weights` (parameters and states by our names) for uint8 images of `shape`, `batch` at a time.
 
-    precision  fp64 is the reference. form  eager, graph (a CUDA graph of it), compile (torch.compile). device  "cuda", or "cpu" in tests.
+    precision  fp64 is the reference. form  eager, graph (a CUDA graph of it), compile (torch.compile), compile-graph.
+    device     "cuda", or "cpu" in tests.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class Predictor:
                 return module(x).to(dtype)
 
         self._output: Any = None
-        compiled = torch.compile(forward, dynamic=False) if form == "compile" else forward
+        compiled = torch.compile(forward, dynamic=False) if form.startswith("compile") else forward
 
         def run() -> None:
             with torch.no_grad():
                 self._output = compiled(self._images)
 
-        self.run: Callable[[], Any] = captured(run) if form == "graph" else run
+        self.run: Callable[[], Any] = captured(run) if form.endswith("graph") else run
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """The outputs of a whole batch on the host."""

@@ -1,4 +1,4 @@
-"""This module times PyTorch's training step and convolutions the way ours are timed, if PyTorch is installed (single ops: `peers.ops`).
+"""This module times PyTorch the way ours is timed, if PyTorch is installed: what its steps (`peers.nets`) share, and convolutions.
 
 fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
 with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying
@@ -122,56 +122,6 @@ def release() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-
-
-def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = ("eager", "graph", "compile")) -> list[dict[str, Any]]:
-    """The autoencoder's training step at `batch`: uint8 → [0, 1], forward, MSE, backward, SGD with momentum 0.9.
-
-    forms  eager, graph (CUDA graph of the eager step), compile (torch.compile), compile-max (its max-autotune).
-    """
-    torch, layout = _prepare(precision)
-
-    def make(mode: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        net = autoencoder(layout)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
-        images = noise(batch, layout)
-
-        def loss() -> Any:
-            return reconstruction_error(net, images, precision, layout)
-
-        compiled = torch.compile(loss, dynamic=False, mode=mode)
-
-        def step(value: Callable[[], Any]) -> Callable[[], Any]:
-            def run() -> None:
-                optimizer.zero_grad(set_to_none=True)
-                value().backward()
-                optimizer.step()
-
-            return run
-
-        return step(loss), step(compiled)
-
-    rows = []
-    for form in forms:
-        release()
-        eager, compiled = make("max-autotune" if form == "compile-max" else "default")
-        call = {"eager": eager, "graph": eager}.get(form, compiled)
-        call = captured(call) if form == "graph" else settled(call)
-        timing = _time(call)
-        peak = torch.cuda.max_memory_allocated()
-        images_per_second = batch / timing.median * 1e3
-        rows.append(
-            {
-                "form": form,
-                "precision": precision,
-                "batch": batch,
-                "step_ms": timing.as_dict(),
-                "images_per_second": images_per_second,
-                "peak_bytes": peak,
-            }
-        )
-        del eager, compiled, call
-    return rows
 
 
 def convolution(shape: ConvShape, path: str, precision: str, device: Any) -> Calls:

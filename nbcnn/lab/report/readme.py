@@ -38,12 +38,12 @@ def step() -> str:
         environments.append(environment)
         mine = ours["step_ms"]["median"]
         times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
-        cells = [f"{times[form]:.3f} ({times[form] / mine:.2f}×)" if form in times else "" for form in ("graph", "compile")]
+        cells = [f"{times[form]:.3f} ({times[form] / mine:.2f}×)" if form in times else "" for form in ("graph", "compile", "compile-graph")]
         least = min((peer for peer in peers if "peak_bytes" in peer), key=lambda peer: peer["peak_bytes"], default=None)
         memory = f"{sections.planned_mib(ours):,.0f} / {mib(least)}"
         rows.append((str(batch), f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", *cells, memory))
-    head = ("batch", "nbcnn ms", "images/s", "CUDA graph", "torch.compile", "MiB: nbcnn / PyTorch at its least")
-    return markdown(head, rows) + footer(*environments)
+    head = ("batch", "nbcnn ms", "images/s", "CUDA graph", "torch.compile", "torch.compile in a CUDA graph", "MiB: nbcnn / PyTorch at its least")
+    return sections.Table(head, tuple(rows)).filled().markdown() + footer(*environments)
 
 
 def convs() -> str:

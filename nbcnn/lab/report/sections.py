@@ -20,9 +20,8 @@ FORMS = {
     "eager": "eager",
     "graph": "CUDA graph",
     "compile": "torch.compile",
-    "compile-graph": "the same in a CUDA graph",
+    "compile-graph": "torch.compile in a CUDA graph",
     "compile-max": "max-autotune",
-    "compile-max-graph": "max-autotune in a CUDA graph",
 }
 """What PyTorch's forms are called in tables."""
 MEMORY = "MiB: nbcnn / it"

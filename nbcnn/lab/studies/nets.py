@@ -48,7 +48,7 @@ def measure(
     mode: str = "tensorcore",
     engine: str = "auto",
     batch: int | None = None,
-    forms: tuple[str, ...] = peers.FORMS[:2],
+    forms: tuple[str, ...] = peers.FORMS[1:4],
     seconds: float = 0.7,
     breakdown: bool = False,
     recompute: bool = False,

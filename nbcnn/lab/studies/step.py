@@ -1,6 +1,6 @@
 """This study has the peers of `bench step`: the autoencoder's whole training step as a user writes it, and as an expert does for this one network.
 
-    torch         PyTorch's forms of the plain network: eager, CUDA graph, torch.compile, its max-autotune                 what a user would write
+    torch         PyTorch's forms of the plain network, as `bench nets` times them (`peers.nets`)                          what a user would write
     torch-expert  the same algebra as our fused plan by hand, compiled, in one CUDA graph (`peers.torch_expert`)          an expert
     jax           JAX: the plain network (a user), and the folded one (an expert) (`peers.jax_step`)
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from nbcnn.lab.peers import jax_step
 from nbcnn.lab.peers import torch_step as user
-from nbcnn.lab.peers.nets import Problem, gradients
+from nbcnn.lab.peers.nets import Problem, gradients, training_steps
 from nbcnn.lab.studies.nets import Apart, compared, flips, mib, rounding
 from nbcnn.nn.models import autoencoder
 from nbcnn.run.net import Net
@@ -40,12 +40,12 @@ def problem_of(batch: int, seed: int = 1) -> Problem:
 
 def beside(batch: int, precision: str, which: Sequence[str], forms: tuple[str, ...], seconds: float) -> Iterator[Row]:
     """A row for each form of the peers `which`: its times, or `why` it has none; `expert` marks those that an expert would write."""
+    problem = problem_of(batch)
     if "torch" in which:
-        for row in user.training_step(batch, precision, forms):
-            yield {**row, "form": f"PyTorch {row['form']}"}
+        for row in training_steps(problem, precision, forms, RATE, seconds):
+            yield {**row, "precision": precision, "form": f"PyTorch {row['form']}"}
     if not {"torch-expert", "jax"} & set(which):
         return
-    problem = problem_of(batch)
     check = Check(problem, precision)
     if "torch-expert" in which:
         yield _expert(problem, precision, check, seconds)
