@@ -40,6 +40,22 @@ def rung(mode, precision, per_second, **more):
     return row | more
 
 
+def phase(mode, seconds, form="plain", precision="fp32", **more):
+    """A phase of the climb that was trained with batches of 64: seconds of an epoch."""
+    return {
+        **{"mode": mode, "precision": precision, "fused": form == "fused", "algebra": "14 definition", "batch": 64, "device": DEVICE, "images": 6400},
+        **{"seconds": 6400 * seconds / 50_000, "epoch_seconds": seconds, "opening_loss": 0.0625, "ready_seconds": 2.0, "gpu_used_bytes": None},
+        **{"planned_bytes": {"arena": 1 << 30}, "host_peak_bytes": 1 << 29, "epochs": 15, "total_seconds": 15 * seconds, "over_before": None},
+        **{"over_first": None, "cpu_cores": 16},
+        **more,
+    }
+
+
+def phases():
+    first = phase("serial", 40_000.0, opening_loss=None, batch=1)
+    return [first, phase("cpu", 500.0, over_before=80.0, over_first=80.0), phase("tiled", 5.0, over_before=100.0, over_first=8000.0)]
+
+
 def hopper(tflops=(50.0, 150.0, 200.0, 300.0, 500.0, 600.0, 640.0, 660.0)):
     """A climb of the ladder for Hopper."""
     names = ("mode im2col", "1 im2col", "2 TMA", "3 ring", "4 wgmma", "5 roles", "6 epilogue", "engine")
@@ -282,6 +298,7 @@ def every_kind():
         | trainings()
         | {
             "ladder-256": rungs,
+            "phases-64": phases(),
             "climb-256": kernel_ladder(("serial", "1 thread", "2 halo"), (0.001, 2.0, 4.0)),
             "sums-256": kernel_ladder(("1 thread", "2 tree"), (0.1, 2.0)),
             "hopper-1024": hopper(),

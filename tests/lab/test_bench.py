@@ -13,6 +13,7 @@ import samples
 
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import results, rung, timing
+from nbcnn.lab.measure.plans import training_plan
 from nbcnn.lab.report import readme
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.studies import convs, ladder
@@ -83,7 +84,24 @@ def test_layers_of_the_study_are_the_networks():
 
 
 def test_rungs_are_modes_in_order():
-    assert all(rung in MODES for rung in ladder.RUNGS)
+    assert list(dict.fromkeys(rung[0] for rung in ladder.RUNGS)) == list(dict.fromkeys(mode for mode, _ in MODES))
+    assert {mode for mode, _, fused in ladder.RUNGS if fused} == {"im2col", "cudacore", "tensorcore"}
+    assert {(*one[:2], False) for one in ladder.RUNGS} <= set(ladder.RUNGS)
+
+
+@pytest.mark.parametrize(
+    ("mode", "fusing", "says"),
+    [
+        ("naive", True, "14 definition"),
+        ("tiled", False, "14 definition"),
+        ("im2col", False, "14 implicit GEMM"),
+        ("im2col", True, "14 implicit GEMM"),
+        ("cudacore", True, "6 Winograd, 2 thin, 3 folded thin, 2 folded implicit GEMM, 1 folded nine products"),
+    ],
+)
+def test_a_rung_says_which_algebra_runs(mode, fusing, says):
+    found = rung.algebra(training_plan(MODES[mode, "fp32"], 256, fusing=fusing))
+    assert sorted(found.split(", ")) == sorted(says.split(", "))
 
 
 def test_a_results_file_keeps_its_other_sections(tmp_path):
@@ -157,10 +175,10 @@ def test_the_ladder_climbs_what_can_run_and_says_what_fails(monkeypatch):
     rates = {"cpu": 100.0, "naive": 400.0, "im2col": 8000.0}
 
     def run(command, **options):
-        mode, size, precision = command[3:]
+        mode, size, precision, form = command[3:]
         if mode not in rates:
             return SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nRuntimeError: not timed")
-        row = samples.rung(mode, precision, rates[mode], batch=int(size), sgemm_gflops=400.0)
+        row = samples.rung(mode, precision, rates[mode] * (1 + (form == "fused")), batch=int(size), sgemm_gflops=400.0, fused=form == "fused")
         return SimpleNamespace(returncode=0, stdout=json.dumps(row) + "\n", stderr="")
 
     monkeypatch.setattr(ladder.subprocess, "run", run)
@@ -170,14 +188,18 @@ def test_the_ladder_climbs_what_can_run_and_says_what_fails(monkeypatch):
         ("cpu", 64, None, None),
         ("naive", 256, 4.0, 4.0),
         ("im2col", 256, 20.0, 80.0),
+        ("im2col", 256, 2.0, 160.0),
     ]
-    assert "tiled fp32: failed: RuntimeError: not timed" in said
-    assert sum("this GPU has no tensor cores" in text for text in said) == 3
-    assert any(text.startswith("im2col fp32: 8,000 images/s, measured in ") for text in said)
+    assert "tiled fp32 plain: failed: RuntimeError: not timed" in said
+    assert sum("this GPU has no tensor cores" in text for text in said) == 6
+    assert any(text.startswith("im2col fp32 plain: 8,000 images/s, measured in ") for text in said)
 
 
 def test_the_ladders_table_shows_everything_and_names_the_cores():
-    rows = [samples.rung("cpu", "fp32", 160.0, percent_of_peak=40.0, cpu_cores=16), samples.rung("im2col", "fp32", 40e3, percent_of_peak=61.5)]
+    rows = [
+        samples.rung("cpu", "fp32", 160.0, percent_of_peak=40.0, cpu_cores=16),
+        samples.rung("im2col", "fp32", 40e3, percent_of_peak=61.5, fused=True, algebra="14 implicit GEMM"),
+    ]
     rows[1] |= {"over_before": 250.0, "over_cpu": 250.0}
     head, cpu, im2col, meaning, cores = ladder.table(rows).splitlines()
     assert head.split()[0] == "mode"
@@ -185,6 +207,7 @@ def test_the_ladders_table_shows_everything_and_names_the_cores():
     assert im2col.split() == [
         "im2col",
         "fp32",
+        "fused",
         "256",
         "6.400",
         "40,000",
@@ -197,6 +220,7 @@ def test_the_ladders_table_shows_everything_and_names_the_cores():
         "250.0",
         "950",
         "700",
+        *("14", "implicit", "GEMM"),
     ]
     assert "% of peak" in meaning
     assert cores.startswith("cpu: 16 cores")

@@ -141,9 +141,7 @@ def test_step_and_nets_time_the_same_forms_in_one_harness(monkeypatch):
         return SimpleNamespace(median=2.0)
 
     monkeypatch.setattr(peers, "_time", timed)
-    monkeypatch.setattr(
-        peers, "_row", lambda form, timing, batch, before: {"form": form, "batch": batch, "step_ms": timing.as_dict(), "before": before}
-    )
+    monkeypatch.setattr(peers, "_row", lambda form, timing, batch, before: row(form, timing.median, batch=batch, before=before))
     rows = list(study.beside(2, "bf16", ("torch",), peers.FORMS, 0.1))
     assert [one["form"] for one in rows] == [f"PyTorch {form}" for form in peers.FORMS]
     assert [one.get("why") for one in rows] == [None, None, "RuntimeError: no Triton", None, None]

@@ -19,7 +19,7 @@ from nbcnn.lab.measure import results, schema
 
 DRIFT = 0.01
 IDENTITY = (
-    *("form", "variant", "what", "mode", "precision", "engine", "batch", "layer", "path", "scope", "op", "shape", "shapes"),
+    *("form", "variant", "what", "mode", "precision", "fused", "engine", "batch", "layer", "path", "scope", "op", "shape", "shapes"),
     *("cache", "iterations", "graph", "seed"),
 )
 """Fields that say which row it is; one that only one of the two measurements has does not keep their rows apart. Not how it runs: that may change."""

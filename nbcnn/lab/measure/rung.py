@@ -1,6 +1,6 @@
 """This module times one rung of the ladder: the autoencoder's whole training step and its passes, in one mode at one batch size.
 
-Run as `python -m nbcnn.lab.measure.rung MODE BATCH [PRECISION [ENGINE]]`, it prints one line of JSON. A process of its own, so that its peak memory
+Run as `python -m nbcnn.lab.measure.rung MODE BATCH PRECISION plain|fused`, it prints one line of JSON. A process of its own, so that its peak memory
 is the rung's and nobody else's.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,9 +25,11 @@ from nbcnn.lab.measure.steady import warm_up
 from nbcnn.lab.measure.timing import sensible_count, time_calls, wall_ms
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD, learning_rates
+from nbcnn.ops.kernel.row import Row
 from nbcnn.ops.update.advance import POSITION
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.flops import conv_shape, step_flops
+from nbcnn.plan.graph import Plan
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 
@@ -54,6 +57,7 @@ def measure(
     warmup: float | None = None,
     counts: Sequence[int] = (),
     launched: bool = False,
+    fusing: bool = True,
 ) -> dict[str, Any]:
     """Time one rung for about `seconds`, warm: by its times and the clock (`warmup` None), or after so many seconds.
 
@@ -62,7 +66,7 @@ def measure(
     Refuses (RuntimeError) to time a step whose updates are not the NumPy path's.
     """
     images = max(batch, min(65_536, 400 * batch))
-    options = {"mode": mode, "precision": precision, "engine": engine}
+    options = {"mode": mode, "precision": precision, "engine": engine, "fusing": fusing}
     session = session_for(batch, images - images % batch, **options)
     check_against_numpy(options)
     device = session.net.device
@@ -89,6 +93,8 @@ def measure(
         "mode": mode,
         "precision": session.net.precision,
         "engine": engine,
+        "fused": fusing and fuses(session.net.row),
+        "algebra": algebra(session.plans["train", batch]),
         "batch": batch,
         "device": session.net.device_name,
         "step_ms": whole.as_dict(),
@@ -123,6 +129,34 @@ def measure_epoch(
     return [which | {"images": session.count, "steps": session.steps_per_epoch} | row for row in found]
 
 
+ALGEBRA = {
+    **dict.fromkeys(("serial", "naive", "tiled"), "definition"),
+    **{"cpu": "GEMM by BLAS", "winograd": "Winograd", "nine products": "nine products", "thin mma": "thin mma", "pointwise": "1×1 GEMM"},
+    **{"im2col": "implicit GEMM", "wgmma": "implicit GEMM by wgmma", "mma": "implicit GEMM by mma.sync"},
+}
+"""What the engine of a convolution computes, or the part of a row that names none; others by their own name."""
+
+
+def fuses(row: Row) -> bool:
+    """Whether a row has convolutions with something fused to them."""
+    return any(op.kind == "conv" and op.after for op in row.ops)
+
+
+def form_of(row: Mapping[str, Any]) -> str:
+    """plain or fused; "" of a row that was measured before there were both."""
+    return {None: "", False: "plain", True: "fused"}[row.get("fused")]
+
+
+def algebra(plan: Plan) -> str:
+    """How a plan computes its convolutions: so many of each kind, those in which an upsampling is folded apart."""
+    kinds: Counter[str] = Counter()
+    for item in plan.steps:
+        if conv_shape(item.step):
+            engine = item.how.impl.engine or item.how.mode
+            kinds[("folded " if item.step.op.kind == "upconv" else "") + ALGEBRA.get(engine, engine)] += 1
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+
+
 def training_flops(session: TrainingSession) -> int:
     """Flops of the convolutions of one training step."""
     return sum(step_flops(item.step) for item in session.plans["train", session.batch].steps)
@@ -147,19 +181,19 @@ def time_pass(session: TrainingSession, path: str, estimate: float, seconds: flo
     return time_calls(replay, program.device, sensible_count(estimate / 3, seconds / 2), 0.0 if session.net.mode == "cpu" else 0.2)
 
 
-def check_against_numpy(options: Mapping[str, Any]) -> None:
-    """Three training steps of four images must change the weights as they do in NumPy."""
+def check_against_numpy(options: Mapping[str, Any], batch: int = 4) -> None:
+    """Three training steps of `batch` images must change the weights as they do in NumPy."""
     if options["mode"] == "cpu":
         return
     updates = []
     for chosen in ({"mode": "cpu"}, options):
-        session = session_for(4, 12, **chosen)
+        session = session_for(batch, 3 * batch, **chosen)
         before = weights(session)
         for _ in range(3):
             session.step()
         updates.append(weights(session) - before)
-        if (position := session.state()["step_state"][POSITION]) != 12:
-            raise RuntimeError(f"three training steps of four images end at image {position}, not 12: they are not timed")
+        if (position := session.state()["step_state"][POSITION]) != 3 * batch:
+            raise RuntimeError(f"three training steps of {batch} images end at image {position}, not {3 * batch}: they are not timed")
     error, bound = error_of(updates[1], updates[0], session.net.precision)
     if not error <= bound:
         raise RuntimeError(f"{options} is not timed: three training steps change its weights otherwise than NumPy's: {error:.1e} (bound {bound:.1e})")
@@ -176,5 +210,5 @@ def weights(session: TrainingSession) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    name, size, *more = sys.argv[1:]
-    print(json.dumps(measure(name, int(size), *more)))
+    name, size, precision, form = sys.argv[1:]
+    print(json.dumps(measure(name, int(size), precision, fusing=form == "fused")))

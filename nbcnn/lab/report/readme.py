@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import compilers, kernel_ladders, learning, readme_devices, readme_nets, readme_onnx, readme_scaling, sections, support
+from nbcnn.lab.report import compilers, kernel_ladders, learning, phases, readme_devices, readme_nets, readme_onnx, readme_scaling, sections, support
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -56,7 +56,7 @@ def ladder() -> str:
     """cpu → naive → tiled → im2col → cudacore → tensorcore, at batch 1 and 256."""
     found = [section(GPU, f"ladder-{batch}") for batch in (1, 256)]
     environments = [environment for _, environment in found]
-    table = joined([sections.ladder(rows) for rows, _ in found]).without("TFLOP/s")
+    table = joined([sections.ladder(rows) for rows, _ in found]).without("TFLOP/s").filled()
     name = f" ({environments[-1]['cpu']})" if environments[-1].get("cpu") else ""
     cores = f" The cpu rung uses {environments[-1]['cpu_cores']} cores{name}."
     return table.markdown() + footer(*environments).rstrip("\n") + cores + "\n"
@@ -118,6 +118,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **fusion.TABLES,
     **series.TABLES,
     **kernel_ladders.TABLES,
+    **phases.TABLES,
     **compilers.TABLES,
     **learning.TABLES,
     **readme_onnx.TABLES,
@@ -149,6 +150,7 @@ def main() -> int:
     for path, text in documents().items():
         path.write_text(rewritten(text), encoding="utf-8")
     front.chart(DOCS / "pictures" / front.PICTURE)
+    phases.chart(DOCS / "pictures" / phases.PICTURE)
     tensorcore.chart(RESULTS / "precisions.png")
     laboratory.charts(RESULTS)
     series.charts(RESULTS)

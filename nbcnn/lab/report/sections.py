@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
+from nbcnn.lab.measure.rung import form_of
 from nbcnn.lab.report.tables import Table
 from nbcnn.lab.studies.nets import fastest, groups, mib
 from nbcnn.modes import named
@@ -55,15 +56,16 @@ def gain(ratio: float) -> str:
 def ladder(rows: Sequence[Row]) -> Table:
     """Every mode, from NumPy up: times of a step and of its passes, rates, memory."""
     first = rows[0] if rows[0]["mode"] == "cpu" else None
-    head = ("mode", "precision", "batch", "ms/step", "fprop", "dgrad", "wgrad", "images/s", "s per 50,000", "TFLOP/s", "% of peak")
+    head = ("mode", "precision", "form", "algebra", "batch", "ms/step", "fprop", "dgrad", "wgrad", "images/s", "s per 50,000", "TFLOP/s", "% of peak")
     lines = tuple(_rung(row, before, first) for row, before in zip(rows, (None, *rows), strict=False))
-    return Table((*head, "over the rung before", "over cpu", "GPU MiB", "host MiB"), lines, 2)
+    return Table((*head, "over the rung before", "over cpu", "GPU MiB", "host MiB"), lines, 4)
 
 
 def _rung(row: Row, before: Row | None, first: Row | None) -> tuple[str, ...]:
     rate = row["images_per_second"]
     return (
-        *(row["mode"], row["precision"], str(row["batch"]), f"{row['step_ms']['median']:,.3f}"),
+        *(row["mode"], row["precision"], form_of(row), row.get("algebra", ""), str(row["batch"])),
+        f"{row['step_ms']['median']:,.3f}",
         *(f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad")),
         *(f"{rate:,.0f}", f"{row['epoch_seconds']:,.2f}", f"{row['tflops']:.2f}"),
         f"{row['percent_of_peak']:.0f}" if row.get("percent_of_peak") is not None else "",

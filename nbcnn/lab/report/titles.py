@@ -13,6 +13,7 @@ KINDS: Mapping[str, str] = {
     "convs": "Convolutions",
     "op": "One op",
     "ladder": "The ladder",
+    "phases": "Trainings in every phase of the climb",
     "climb": "The ladder for CUDA cores",
     "sums": "A ladder of sums",
     "hopper": "The ladder for Hopper",
@@ -37,7 +38,7 @@ KINDS: Mapping[str, str] = {
     "suite": "The GPU suite",
 }
 """What the first word of a section's name means; a test compares the words with those of `nbcnn.lab.measure.schema`."""
-_BATCHED = {"step", "epoch", "convs", "ladder", "climb", "sums", "hopper", "roofline", "counters", "s4convd", "nets", "predict"}
+_BATCHED = {"step", "epoch", "convs", "ladder", "phases", "climb", "sums", "hopper", "roofline", "counters", "s4convd", "nets", "predict"}
 """Kinds whose last number is a batch."""
 _BY_MODE = {"step", "convs"}
 """Kinds whose names leave the default mode out; their rows have it."""

@@ -27,7 +27,7 @@ from nbcnn.lab.measure.timing import Timing, summarise
 from nbcnn.modes import Row
 from nbcnn.ops.conv import cuda_ladder, hopper_ladder
 from nbcnn.ops.conv.bias import cases as bias_cases
-from nbcnn.ops.conv.cuda_ladder.serial import serial_convolution
+from nbcnn.ops.conv.cuda_ladder.serial import compiled, loops
 from nbcnn.ops.conv.fused import relu_cases
 from nbcnn.ops.conv.hopper_ladder import Step
 from nbcnn.ops.conv.reference import conv_cases
@@ -188,7 +188,7 @@ def _named(name: str, idea: str, op: Op, batch: int, precision: str, timing: Tim
 
 def _serial(shape: ConvShape, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row of the nested loops on one core: one image is timed, and counts once per image of the batch. No row where Numba is not installed."""
-    run = serial_convolution()
+    run = compiled(loops)
     if run is None:
         say("the serial loops are left out: they are compiled by Numba, which is not installed")
         return []

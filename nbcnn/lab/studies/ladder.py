@@ -17,12 +17,19 @@ from typing import Any
 from nbcnn.gpu.device import Gpu, gpu_missing
 from nbcnn.lab.measure import results
 from nbcnn.lab.measure.roofline import aligned
+from nbcnn.lab.measure.rung import form_of, fuses
 from nbcnn.modes import MODES
 from nbcnn.plan import names
 from nbcnn.run.peaks import Ceilings, peaks_of
 from nbcnn.run.rows import TENSOR_CORES
 
-RUNGS = tuple((mode, precision) for mode, precisions in names.MODES.items() for precision in reversed(precisions))
+RUNGS = tuple(
+    (mode, precision, fused)
+    for mode, precisions in names.MODES.items()
+    for precision in reversed(precisions)
+    for fused in ((False, True) if fuses(MODES[mode, precision]) else (False,))
+)
+"""Modes in their order, with their precisions; plain, and fused where the mode has fused convolutions."""
 CPU_BATCHES = {1: 1, 64: 64, 256: 64}
 """The CPU rung of a large batch runs 64 images: a step of 256 takes ten seconds on two cores and is no faster per image."""
 
@@ -38,23 +45,24 @@ def climb(batch: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     ceilings = None if no_gpu else peaks_of(Gpu())
     if no_gpu:
         say(f"the GPU's modes are left out: {no_gpu}")
-    for mode, precision in RUNGS:
+    for mode, precision, fused in RUNGS:
+        form = "fused" if fused else "plain"
         if MODES[mode, precision].device == "gpu" and no_gpu:
             continue
         if mode == "tensorcore" and Gpu().capability < TENSOR_CORES:
-            say(f"{mode} {precision}: left out (this GPU has no tensor cores that it can use)")
+            say(f"{mode} {precision} {form}: left out (this GPU has no tensor cores that it can use)")
             continue
         size = CPU_BATCHES.get(batch, batch) if mode == "cpu" else batch
-        say(f"{mode} {precision}, batch {size} …")
-        command = [sys.executable, "-m", "nbcnn.lab.measure.rung", mode, str(size), precision]
+        say(f"{mode} {precision} {form}, batch {size} …")
+        command = [sys.executable, "-m", "nbcnn.lab.measure.rung", mode, str(size), precision, form]
         start = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            say(f"{mode} {precision}: failed: {said[-1]}")
+            say(f"{mode} {precision} {form}: failed: {said[-1]}")
             continue
         row = json.loads(done.stdout.strip().splitlines()[-1])
-        say(f"{mode} {precision}: {row['images_per_second']:,.0f} images/s, measured in {time.perf_counter() - start:.1f} s")
+        say(f"{mode} {precision} {form}: {row['images_per_second']:,.0f} images/s, measured in {time.perf_counter() - start:.1f} s")
         first = row if mode == "cpu" else first
         row |= worth(row, before, first, ceilings)
         before = row
@@ -88,8 +96,8 @@ def peak_tflops(row: dict[str, Any], ceilings: Ceilings | None) -> float | None:
 
 
 HEAD = (
-    *("mode", "precision", "batch", "ms/step", "images/s", "s/50,000", "TFLOP/s", "% of peak", "fprop", "dgrad", "wgrad", "rest"),
-    *("× before", "× cpu", "GPU MiB", "host MiB"),
+    *("mode", "precision", "form", "batch", "ms/step", "images/s", "s/50,000", "TFLOP/s", "% of peak", "fprop", "dgrad", "wgrad", "rest"),
+    *("× before", "× cpu", "GPU MiB", "host MiB", "algebra of the convolutions"),
 )
 
 
@@ -101,11 +109,11 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         return f"{row[name]:{form}}" if row.get(name) is not None else ""
 
     return (
-        *(row["mode"], row["precision"], str(row["batch"]), f"{row['step_ms']['median']:.3f}", f"{row['images_per_second']:,.0f}"),
+        *(row["mode"], row["precision"], form_of(row), str(row["batch"]), f"{row['step_ms']['median']:.3f}", f"{row['images_per_second']:,.0f}"),
         *(f"{row['epoch_seconds']:,.2f}", f"{row['tflops']:.2f}", shown("percent_of_peak", ".1f")),
         *(f"{row['passes_ms'][name]['median']:.3f}" for name in ("fprop", "dgrad", "wgrad")),
         *(f"{row['rest_ms']:.3f}", shown("over_before", ".2f"), shown("over_cpu", ",.1f")),
-        *(f"{gpu:,.0f}" if gpu else "", f"{row['host_peak_bytes'] / 2**20:,.0f}"),
+        *(f"{gpu:,.0f}" if gpu else "", f"{row['host_peak_bytes'] / 2**20:,.0f}", row.get("algebra", "")),
     )
 
 
@@ -127,8 +135,8 @@ def chart(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(1, 1.6), layout="constrained")
-    names = [row["mode"] + (f" {row['precision']}" if row["mode"] == "tensorcore" else "") for row in rows]
+    figure, axes = plt.subplots(1, 2, figsize=(10, 1.2 + 0.34 * len(rows)), width_ratios=(1, 1.6), layout="constrained")
+    names = [" ".join(filter(None, (row["mode"], row["precision"] if row["mode"] == "tensorcore" else "", form_of(row)))) for row in rows]
     rates = [row["images_per_second"] for row in rows]
     axes[0].barh(names, rates, color="#4063d8")
     axes[0].set_xscale("log")

@@ -16,7 +16,8 @@ from nbcnn.lab.measure import launched
 from nbcnn.lab.studies import kernel_ladders as ladders
 from nbcnn.modes import MODES
 from nbcnn.ops.conv import cuda_ladder
-from nbcnn.ops.conv.cuda_ladder.serial import loops
+from nbcnn.ops.conv.cuda_ladder.serial import input_loops, loops, weight_loops
+from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.kernel.call import Call
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
@@ -42,12 +43,13 @@ def test_parity_of_other_shapes(device, step, shape):
     assert parity(ROW, step.impl, case, device) <= bound(case)
 
 
-def test_the_serial_loops_are_right():
-    case = ladders.case_of(STEPS[0], ConvShape(2, 3, 5, 4, 2, 3, 2, 2, 1))
+@pytest.mark.parametrize(("direction", "run"), [("fprop", loops), ("dgrad", input_loops), ("wgrad", weight_loops)])
+def test_the_serial_loops_are_right(direction, run):
+    case = next(case for case in conv_cases(ConvShape(2, 3, 5, 4, 2, 3, 2, 2, 1)) if case.op.direction == direction and len(case.ins) == 2)
     (shape, _), *_ = case.outs
-    y = np.empty(shape, np.float32)
-    loops(*case.ins, y, case.attrs["stride"], case.attrs["pad"])
-    assert ladders.gradcheck.relative_error(y, ladders.gradcheck.reference(case)[0]) <= bound(case)
+    made = np.empty(shape, np.float32)
+    run(*case.ins, made, case.attrs["stride"], case.attrs["pad"])
+    assert ladders.gradcheck.relative_error(made, ladders.gradcheck.reference(case)[0]) <= bound(case)
 
 
 @pytest.mark.skipif(nb.SIMULATOR, reason="the simulator compiles nothing")
