@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import re
+import shlex
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import samples
+from command_lines import parser_of
+from PIL import Image
 
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import results, rung, timing
 from nbcnn.lab.measure.plans import training_plan
 from nbcnn.lab.report import readme
 from nbcnn.lab.report import readme_front as front
+from nbcnn.lab.report.stamp import digest, stamped
+from nbcnn.lab.report.tables import GPU, section
 from nbcnn.lab.studies import convs, ladder
 from nbcnn.modes import MODES
 from nbcnn.run.peaks import Ceilings
@@ -230,3 +237,79 @@ def test_the_ladders_chart_is_a_picture(tmp_path):
     path = tmp_path / "new" / "ladder.png"
     ladder.chart([samples.rung("cpu", "fp32", 160.0), samples.rung("tensorcore", "bf16", 4e5, rest_ms=-0.1)], path, "title")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def commands():
+    """The commands below the tables of the documents, each once."""
+    lines = [line for text in readme.documents().values() for line in re.findall(r"^NVIDIA .*|^CPU, .*", text, re.M)]
+    found = {command for line in lines for command in re.findall(r"`(python [^`]*)`", line)}
+    return sorted(command.split(", ")[0] for command in found if "forerunner" not in command)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_command_below_a_table_exists(command):
+    """It is what repeats the measurement with today's commands and flags."""
+    words = shlex.split(command.split(";")[0])
+    module = {"train.py": "nbcnn"}.get(words[1], words[2] if words[1] == "-m" else "")
+    assert importlib.util.find_spec(module), f"{command}: there is no {module}"
+    if module == "nbcnn":
+        name, *rest = ["train", *words[2:]] if words[1] == "train.py" else words[3:]
+        if name == "study":
+            name, rest = f"study {rest[0]}", rest[1:]
+        argparse.ArgumentParser.parse_known_args(parser_of(name), rest)
+        known = {option for action in parser_of(name)._actions for option in action.option_strings}
+        assert {word for word in rest if word.startswith("--")} <= known
+
+
+def test_no_picture_is_older_than_its_numbers(tmp_path):
+    for name, of in readme.pictures().items():
+        assert stamped(readme.RESULTS / name) == digest(section(GPU, of)[0]), f"{name}: run `python -m nbcnn.lab.report.readme`"
+    assert {path.name for path in readme.RESULTS.glob("*.png")} == readme.pictures().keys()
+    copy = tmp_path / "ladder.png"
+    copy.write_bytes((readme.RESULTS / "ladder.png").read_bytes())
+    assert stamped(copy) != digest([])
+    Image.open(copy).verify()
+
+
+def test_the_readmes_sentences_are_of_the_results():
+    """A figure of the first screen that no table makes would go stale: all of them stand between marks."""
+    text = readme.README.read_text()
+    screen = text[: text.index("## Two commands")]
+    outside = re.sub(r"<!-- table (\w+) -->.*?<!-- end -->", "", screen, flags=re.S)
+    assert not re.findall(r"\d+(?:\.\d+)? (?:ms|times)", outside)
+    assert "@cuda.jit" not in screen
+    rows, environment = section(GPU, "ladder-256")
+    assert f"cpu: batches of 64 on {rows[0]['cpu_cores']} cores" in screen
+    assert rows[0]["cpu_cores"] == environment["cpu_cores"]
+
+
+def test_a_step_that_was_timed_again_since_stands_with_its_new_time(tmp_path, monkeypatch):
+    old = [samples.step(9.1, "nbcnn tensorcore", mode="tensorcore", batch=1024), samples.step(35.0, "PyTorch compile", batch=1024)]
+    new = [row | {"what": "autoencoder", "step_ms": samples.timing(7.7)} for row in old]
+    samples.saved(tmp_path, {"step-tensorcore-fp32-1024": old, "nets-fp32-autoencoder": new})
+    path = next(tmp_path.glob("*.json"))
+    for date, expected in (("2026-11-23", 7.7), ("2030-01-01", 9.1)):
+        found = json.loads(path.read_text())
+        found["sections"]["step-tensorcore-fp32-1024"]["environment"]["date"] = date
+        path.write_text(json.dumps(found))
+        monkeypatch.setattr(results, "RESULTS", tmp_path)
+        assert front.newest("step-tensorcore-fp32-1024")[0][0]["step_ms"]["median"] == expected
+
+
+def test_times_in_sentences_are_the_newest_measurement():
+    (ours, *_), _ = section(GPU, "nets-fp32-autoencoder")
+    said = [number for text in readme.documents().values() for number in re.findall(r"(?:takes|take) (\d+\.\d{3}) ms(?: now)?", text)]
+    assert said
+    assert set(said) == {f"{ours['step_ms']['median']:.3f}"}
+
+
+def test_means_are_given_without_the_autoencoder_too():
+    text = (readme.DOCS / "results" / "networks.md").read_text()
+    assert re.search(r"Geometric means: bf16 \d\.\d\d× over 7 .*Without the autoencoder, .*bf16 \d\.\d\d× over 6 networks", text)
+
+
+def test_the_page_of_the_ladder_says_which_passes_sum_to_more_than_their_step():
+    text = (readme.DOCS / "results" / "ladder.md").read_text()
+    for row in [row for batch in (1, 256) for row in section(GPU, f"ladder-{batch}")[0]]:
+        more = sum(one["median"] for one in row["passes_ms"].values()) > row["step_ms"]["median"]
+        assert more == (f"{row['mode']} {row['precision']} at {row['batch']}" in text)

@@ -19,7 +19,9 @@ from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
 from nbcnn.lab.report import readme_series as series
 from nbcnn.lab.report import readme_tensorcore as tensorcore
-from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
+from nbcnn.lab.report.stamp import stamp
+from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, named, section
+from nbcnn.lab.studies.ladder import chart as rung_chart
 from nbcnn.lab.studies.nets import mib
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +61,9 @@ def ladder() -> str:
     table = joined([sections.ladder(rows) for rows, _ in found]).without("TFLOP/s").filled()
     name = f" ({environments[-1]['cpu']})" if environments[-1].get("cpu") else ""
     cores = f" The cpu rung uses {environments[-1]['cpu_cores']} cores{name}."
-    return table.markdown() + footer(*environments).rstrip("\n") + cores + "\n"
+    longer = [f"{row['mode']} {row['precision']} at {row['batch']}" for rows, _ in found for row in rows if row["rest_ms"] < 0]
+    alone = f" Each pass is timed alone, in a row, so that the passes may sum to more than their step: {', '.join(longer)}." if longer else ""
+    return table.markdown() + footer(*environments).rstrip("\n") + cores + alone + "\n"
 
 
 def cpu() -> str:
@@ -146,14 +150,27 @@ def rewritten(text: str) -> str:
     return _BLOCK.sub(lambda block: block[1] + tables[block[2]]() + block[3], text)
 
 
+LADDER = f"ladder-{front.BATCH}"
+
+
+def pictures() -> dict[str, str]:
+    """The pictures beside the results files, and the section that each is drawn from."""
+    found = {"ladder.png": LADDER, "precisions.png": "quality-precisions", laboratory.ROOFLINE: named("roofline")[-1], laboratory.WARMUP: "warmup"}
+    return {name: of for name, of in (found | {series.CHART: series.SECTION}).items() if measured(GPU, of)}
+
+
 def main() -> int:
     for path, text in documents().items():
         path.write_text(rewritten(text), encoding="utf-8")
     front.chart(DOCS / "pictures" / front.PICTURE)
     phases.chart(DOCS / "pictures" / phases.PICTURE)
+    rungs, environment = section(GPU, LADDER)
+    rung_chart(rungs, RESULTS / "ladder.png", f"{environment['device'].split(' (')[0]}, batch {front.BATCH}")
     tensorcore.chart(RESULTS / "precisions.png")
     laboratory.charts(RESULTS)
     series.charts(RESULTS)
+    for name, of in pictures().items():
+        stamp(RESULTS / name, section(GPU, of)[0])
     return 0
 
 
