@@ -10,6 +10,8 @@ is first used, so that `import nbcnn` costs next to nothing.
 
 from __future__ import annotations
 
+from nbcnn.files.quote import quoted
+
 TYPE_CHECKING = False  # typing itself takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
@@ -224,7 +226,7 @@ def __getattr__(name: str) -> Any:
 
         return importlib.import_module(f"nbcnn.{name}")
     if name not in _MODULE:
-        raise AttributeError(f"module 'nbcnn' has no attribute {name!r}")
+        raise AttributeError(f"module 'nbcnn' has no attribute {quoted(name)}")
     import importlib
 
     value = getattr(importlib.import_module(f"nbcnn.{_MODULE[name]}"), name)

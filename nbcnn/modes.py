@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.ops.activations import add, glu, log_softmax, mul, prelu, softmax
 from nbcnn.ops.activations import table as activations
@@ -187,7 +188,7 @@ def named(name: str | Op) -> Op:
         return name
     known = {str(op): op for op in (*(op for row in MODES.values() for op in row.ops), *REFERENCES)}
     if name not in known:
-        raise UsageError(f"no op {name!r}{nearest(name, list(known))}")
+        raise UsageError(f"no op {quoted(name)}{nearest(name, list(known))}")
     return known[name]
 
 

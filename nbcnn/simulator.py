@@ -18,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.gpu.language import Name
 from nbcnn.gpu.lockstep import arrays, names
 from nbcnn.gpu.lockstep.check import checking
@@ -55,7 +56,7 @@ def simulated(kernel: Any) -> Kernel:
     """
     function = _function(kernel)
     if function is None:
-        raise UsageError(f"the simulator takes kernels, which are functions; this is {kernel!r}")
+        raise UsageError(f"the simulator takes kernels, which are functions; this is {quoted(kernel)}")
     return Kernel(arrays.lanes_of(function, True, _inside), dict(getattr(kernel, "options", None) or {}))
 
 
@@ -110,4 +111,4 @@ def _named(value: Any) -> Any:
         for name, own in vars(sys.modules.get(root, SimpleNamespace())).items():
             if own is value and hasattr(names.cuda, name):
                 return getattr(_CUDA, name)
-    raise NotSimulated(f"the simulator has no {value!r}")
+    raise NotSimulated(f"the simulator has no {quoted(value)}")

@@ -33,6 +33,7 @@ from nbcnn.classify.features import (
 )
 from nbcnn.files import regular
 from nbcnn.files.atomic import DiskFull, named, replace_bytes, temporary
+from nbcnn.files.quote import quoted
 
 AHEAD = 8
 """Blocks that wait to be hashed and written: the GPU makes the next ones meanwhile. Blocks that stay in memory anyway may all wait."""
@@ -72,7 +73,7 @@ class FeatureWriter:
         ahead: int = AHEAD,
     ) -> None:
         if split not in SPLITS or storage not in STORAGES:
-            raise ValueError(f"split must be one of {SPLITS} and storage one of {STORAGES}, got {split!r} and {storage!r}")
+            raise ValueError(f"split must be one of {SPLITS} and storage one of {STORAGES}, got {quoted(split)} and {quoted(storage)}")
         if mirrored and (storage != "npy" or labels is not None):
             raise ValueError("features of mirrored images are stored as npy, without labels: those are the images' own")
         if labels is not None and labels.shape != (count,):

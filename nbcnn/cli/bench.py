@@ -12,6 +12,7 @@ from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import PRECISIONS
 
@@ -183,7 +184,7 @@ def _measure(flags: SimpleNamespace) -> int:
     ops = tuple(map(str, opcases.OPS))
     if flags.what not in (*STUDIES, *ops):
         raise UsageError(
-            f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *ops)) or '; there are ' + ', '.join((*STUDIES, *ops))}"
+            f"nothing called {quoted(flags.what)} to time{nearest(flags.what, (*STUDIES, *ops)) or '; there are ' + ', '.join((*STUDIES, *ops))}"
         )
     is_op = flags.what not in STUDIES
     _refuse_strangers(flags, "an op" if is_op else flags.what)

@@ -40,7 +40,7 @@ def names(flags: SimpleNamespace) -> tuple[str, ...]:
     for name in wanted:
         if name not in known and not is_own(name):
             raise UsageError(
-                f"bench {flags.what} has no network {name!r}{nearest(name, list(known))}; it has {', '.join(known)}, and takes file.py:function"
+                f"bench {flags.what} has no network {quoted(name)}{nearest(name, list(known))}; it has {', '.join(known)}, and takes file.py:function"
             )
     return wanted
 

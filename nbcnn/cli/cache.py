@@ -15,6 +15,7 @@ from nbcnn.cli.flags import Parser, count, flag, one_of, some_of
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import regular
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import ARCHITECTURES
 
@@ -134,7 +135,7 @@ def _warm(flags: SimpleNamespace) -> int:
         raise UsageError(f"cache warm needs at least one MODEL: {', '.join(MODELS)}")
     for model in flags.models:
         if model not in MODELS:
-            raise UsageError(f"no model {model!r} (there are {', '.join(MODELS)}){nearest(model, MODELS)}")
+            raise UsageError(f"no model {quoted(model)} (there are {', '.join(MODELS)}){nearest(model, MODELS)}")
     if flags.multiprocessors and not flags.arch:
         raise UsageError("--multiprocessors goes with --arch: without it tiles are chosen for the GPU of this machine")
     from nbcnn.gpu import compile_pool, driver, kernel_store

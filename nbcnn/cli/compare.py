@@ -10,6 +10,7 @@ from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import MODES, Parser, count, flag, real, results_flags, some_of
 from nbcnn.cli.saying import to_stdout
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 
 EXAMPLES = (
@@ -57,7 +58,7 @@ def _compare(flags: SimpleNamespace) -> int:
     for choice in (a, b):
         # Before the GPU is asked for: a mistyped mode should not be told that there is none.
         if choice.mode not in MODES:
-            raise UsageError(f"no mode {choice.mode!r} (there are {', '.join(MODES)}){nearest(choice.mode, MODES)}")
+            raise UsageError(f"no mode {quoted(choice.mode)} (there are {', '.join(MODES)}){nearest(choice.mode, MODES)}")
     op = flags.op or "conv_fprop"
     caches, calls, cap = flags.cache or ("rotate",), flags.iters or 100, flags.seconds or 3.0
     device = "CPU" if {a.mode, b.mode} == {"cpu"} else Gpu().device_name

@@ -14,7 +14,7 @@ from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.train_flags import dataset
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import counted
+from nbcnn.files.quote import counted, quoted
 from nbcnn.files.suggest import called, examples
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def _labels(model: Any, data: Any, split: str, of_pixels: bool) -> np.ndarray:
         return np.asarray(named)
     missing = [name for name in own if name not in known]
     if missing:
-        raise UsageError(f"{data.name} has the class {missing[0]!r}, which the network does not know: it has {', '.join(known) or model.net.classes}")
+        raise UsageError(
+            f"{data.name} has the class {quoted(missing[0])}, which the network does not know: it has {', '.join(known) or model.net.classes}"
+        )
     table = np.arange(256, dtype=named.dtype) if of_pixels else np.arange(len(own), dtype=named.dtype)
     table[: len(own)] = [known.index(name) for name in own]
     return np.asarray(table[named])

@@ -17,6 +17,7 @@ from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of, some_of
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import atomic
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import ARCHITECTURES, PRECISIONS, REPORTED
 
@@ -90,10 +91,10 @@ def _report(flags: SimpleNamespace) -> int:
         raise UsageError("--new goes with --page")
     chosen = kernels.rows(flags.mode, flags.precision)
     if not chosen:
-        raise UsageError(f"mode {flags.mode} has no precision {flags.precision!r}")
+        raise UsageError(f"mode {flags.mode} has no precision {quoted(flags.precision)}")
     known = sorted({str(op) for row in chosen for op in row.ops})
     if flags.op and flags.op not in known:
-        raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
+        raise UsageError(f"no op {quoted(flags.op)} in these modes{nearest(flags.op, known)}")
     if flags.compilers:
         return _side_by_side(flags)
     numba_cuda()

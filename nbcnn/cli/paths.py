@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files.quote import note
+from nbcnn.files.quote import note, quoted
 
 RUN, FEATURES, CLASSIFIER, PIPELINE = "config.json", "features.json", "classify.json", "pipeline.json"
 KEPT = {
@@ -64,7 +64,7 @@ class PathArgument:
         if not text:
             raise argparse.ArgumentTypeError("the path is empty")
         if "\0" in text:
-            raise argparse.ArgumentTypeError(f"{text!r} has a zero byte, which no path has")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} has a zero byte, which no path has")
         if self.recorded and not is_text(text):
             raise argparse.ArgumentTypeError(
                 f"{os.fsencode(text)!r} is no UTF-8, and is written into files that are: rename it, or name a link to it"

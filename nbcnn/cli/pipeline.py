@@ -30,7 +30,7 @@ from nbcnn.cli.pipeline_job import INDEX, Job, classify_words, extract_words, re
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import brief
+from nbcnn.files.quote import brief, quoted
 from nbcnn.files.suggest import called, examples
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _refuse(job: Job) -> None:
     model = recipes.fill(SimpleNamespace(**vars(job.given))).model
     layer = cut(model, job.own.at)
     if job.own.baselines and layer != models.CODES.get(model):
-        raise UsageError(f"--baselines are of the code of a ready-made model; layer {layer!r} of {model} is none")
+        raise UsageError(f"--baselines are of the code of a ready-made model; layer {quoted(layer)} of {model} is none")
     machine = job.own.machine or "svm"
     penalty = {"svm": "C", "ridge": "lambda"}[machine]
     if wrong := [name for name in job.own.search or () if name not in (penalty, "gamma")]:

@@ -10,6 +10,7 @@ from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import Parser, count, flag, results_flags
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 
 EXAMPLES = (
     "python -m nbcnn study compilers --save",
@@ -46,7 +47,7 @@ def _measure(flags: SimpleNamespace) -> int:
 
     parts = [part for part in compilers.PARTS if (flags.parts or "") in part]
     if not parts:
-        raise UsageError(f"no part has {flags.parts!r} in its name; the parts are {', '.join(compilers.PARTS)}")
+        raise UsageError(f"no part has {quoted(flags.parts)} in its name; the parts are {', '.join(compilers.PARTS)}")
     gpu = Gpu()
     for name, package in COMPILERS.items():
         if version(package) is None and kernel_store.precompiled() is None:

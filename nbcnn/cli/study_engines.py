@@ -14,6 +14,7 @@ from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import Parser, count, flag, real, some_of
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import atomic
+from nbcnn.files.quote import quoted
 
 EXAMPLES = (
     "python -m nbcnn study engines --rows bf16 --seconds 280 --out bf16.json",
@@ -55,7 +56,7 @@ def _measure(flags: SimpleNamespace) -> int:
     names = flags.networks.split(",") if flags.networks else list(engines.ALL)
     for name in names:
         if name not in engines.ALL:
-            raise UsageError(f"no network {name!r} (there are {', '.join(engines.ALL)}){nearest(name, list(engines.ALL))}")
+            raise UsageError(f"no network {quoted(name)} (there are {', '.join(engines.ALL)}){nearest(name, list(engines.ALL))}")
     began, device = time.perf_counter(), Gpu()
     compile_pool.warm_up()
     found = engines.tasks(names, flags.rows or ROWS, device, flags.tiles or 1)

@@ -14,6 +14,7 @@ from nbcnn.cli.flags import MODES, Parser, count, flag, one_of, results_flags, s
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 
 EXAMPLES = (
@@ -70,11 +71,11 @@ def _measure(flags: SimpleNamespace) -> int:
     try:
         labels = tuple(map(numerals.whole, flags.labels.split(","))) if flags.labels else tuple(features.LABELS)
     except ValueError:
-        raise UsageError(f"--labels takes whole numbers with commas between, got {flags.labels!r}") from None
+        raise UsageError(f"--labels takes whole numbers with commas between, got {quoted(flags.labels)}") from None
     known = {case.key: case for case in features.CASES}
     wanted = [each.strip() for each in flags.only.split(",")] if flags.only else list(known)
     if wrong := [each for each in wanted if each not in known]:
-        raise UsageError(f"--only: no row {wrong[0]!r}{nearest(wrong[0], list(known))}; the rows are {', '.join(known)}")
+        raise UsageError(f"--only: no row {quoted(wrong[0])}{nearest(wrong[0], list(known))}; the rows are {', '.join(known)}")
     cases = [known[each] for each in dict.fromkeys(wanted)]
     on_gpu = choose_mode(flags.mode or "auto", None).row.device == "gpu"
     device = Gpu() if on_gpu else None

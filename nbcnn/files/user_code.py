@@ -130,7 +130,7 @@ def function_of(name: str, flag: str) -> Callable[..., Any]:
     found = getattr(module, function, None)
     if not callable(found):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-        raise UsageError(f"{flag}: {where} has no function {function!r}{nearest(function, known)}; it has {', '.join(known) or 'none'}")
+        raise UsageError(f"{flag}: {where} has no function {quoted(function)}{nearest(function, known)}; it has {', '.join(known) or 'none'}")
     return found
 
 

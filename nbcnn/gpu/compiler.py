@@ -20,6 +20,7 @@ import numpy as np
 from nbcnn.files.errors import UsageError
 from nbcnn.files.extras import PackageMissing, named_in
 from nbcnn.files.numerals import whole_in
+from nbcnn.files.quote import quoted
 from nbcnn.gpu.backends import LETTERS as LETTERS
 from nbcnn.gpu.backends import Backend
 
@@ -60,7 +61,7 @@ CHOSEN = "numba" if NUMBA_SIMULATOR else os.environ.get("NBCNN_COMPILER") or "nu
 def backend() -> Backend:
     """The compiler that this process uses; nothing of it is imported yet. Raises UsageError where NBCNN_COMPILER names none."""
     if CHOSEN not in COMPILERS:
-        raise UsageError(f"NBCNN_COMPILER is {CHOSEN!r}: choose {' or '.join(COMPILERS)}, or unset it for numba")
+        raise UsageError(f"NBCNN_COMPILER is {quoted(CHOSEN)}: choose {' or '.join(COMPILERS)}, or unset it for numba")
     return importlib.import_module(f"nbcnn.gpu.backends.{CHOSEN}")
 
 

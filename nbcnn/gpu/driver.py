@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files import extras
+from nbcnn.files.quote import quoted
 from nbcnn.gpu import faults
 from nbcnn.gpu.compiler import SIMULATOR, bindings
 
@@ -253,7 +254,7 @@ class Array:
 
     def __getitem__(self, part: slice) -> Array:
         if not isinstance(part, slice):
-            raise TypeError(f"a device array has parts a[i:j], not elements: {part!r}")
+            raise TypeError(f"a device array has parts a[i:j], not elements: {quoted(part)}")
         start, stop, step = part.indices(self.size)
         if step != 1:
             raise ValueError("a part of a device array has step 1")

@@ -7,6 +7,7 @@ import re
 import sys
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _chosen: list[str] = []
@@ -31,7 +32,7 @@ def use_device(name: str) -> None:
     """
     found = re.fullmatch(r"cpu|cuda(?::([0-9]{1,9}))?", name)
     if not found:
-        raise UsageError(f"no device {name!r}: cpu, cuda, or cuda:N with the number of a GPU")
+        raise UsageError(f"no device {quoted(name)}: cpu, cuda, or cuda:N with the number of a GPU")
     if not _visible:
         _visible.append(os.environ.get(VISIBLE))
     if name == "cpu":

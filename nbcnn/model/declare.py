@@ -23,6 +23,7 @@ import numpy as np
 from nbcnn import modes
 from nbcnn.datasets import augment
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.gpu.language import Function, Name, jit
 from nbcnn.gpu.lockstep.arrays import on_arrays
 from nbcnn.gpu.lockstep.launch import NotSimulated
@@ -84,7 +85,7 @@ def activation(
         array([[0.5]], dtype=float32)
     """
     if reads not in ("x", "y"):
-        raise UsageError(f'{name}: reads must be "x" or "y", what the gradient is made of, got {reads!r}')
+        raise UsageError(f'{name}: reads must be "x" or "y", what the gradient is made of, got {quoted(reads)}')
     if gradient is None and reads == "y":
         raise UsageError(f'{name}: a gradient that reads y must be given; without one it is derived, and reads "x"')
     numbers = _numbers(name, parameters, 2)
@@ -215,7 +216,7 @@ def optimizer(
     """
     kept = tuple(states)
     if len(kept) > MOST_STATES or len(set(kept)) < len(kept) or not all(isinstance(each, str) and each.isidentifier() for each in kept):
-        raise UsageError(f"{name}: states must be at most {MOST_STATES} different names, got {states!r}")
+        raise UsageError(f"{name}: states must be at most {MOST_STATES} different names, got {quoted(states)}")
     values = _numbers(name, numbers, MOST_NUMBERS)
     check_number(name, "lr", lr, exclusive=True)
     _check_name(name, {str(op): op for op in modes.CPU})
@@ -304,13 +305,13 @@ def _numbers(name: str, given: Mapping[str, Any], most: int) -> dict[str, float]
         raise UsageError(f"{name} has {len(given)} parameters, and a kernel has room for {most}: {', '.join(given)}")
     for each, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating) or not math.isfinite(value):
-            raise UsageError(f"{name}: {each} must have a finite number as its default, got {value!r}")
+            raise UsageError(f"{name}: {each} must have a finite number as its default, got {quoted(value)}")
     return {each: float(value) for each, value in given.items()}
 
 
 def _check_name(name: str, taken: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f"a name has small letters, digits and underscores, and begins with a letter; got {name!r}")
+        raise UsageError(f"a name has small letters, digits and underscores, and begins with a letter; got {quoted(name)}")
     printed = {str(op) for op in (*(op for row in modes.MODES.values() for op in row.ops), *modes.REFERENCES)}
     own = (Op(name, "fprop"), Op(name, "dgrad"), Op("conv", "fprop", after=(Map(name),)))
     made = {name, *map(str, own)}  # relu_pool would make the conv_relu_pool_fprop that is there
@@ -323,7 +324,7 @@ def _device(name: str, function: Any, arguments: int) -> Function:
     if isinstance(function, Function):
         function = function.py_func
     if not isinstance(function, FunctionType):
-        raise UsageError(f"{name}: a function by `def` is wanted, got {function!r}")
+        raise UsageError(f"{name}: a function by `def` is wanted, got {quoted(function)}")
     if function.__name__ == "<lambda>":
         raise UsageError(f"{name}: kernels are made of functions by `def`, not of a lambda")
     known = list(inspect.signature(function).parameters)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.nn.graphs import Graph, Value
 from nbcnn.nn.joins import losses_of
 from nbcnn.plan.graph import joins
@@ -24,7 +25,7 @@ def with_loss(layers: Any, loss: Any) -> Any:
     strange = [layer for layer in layers if isinstance(layer, type) or not hasattr(layer, "build")]
     if strange:
         at = " The loss follows the list: Model([…], loss=" + f"{strange[0]!r})" if isinstance(strange[0], str) else ""
-        raise UsageError(f"{strange[0]!r} is no layer: a layer is made by its class, as in Linear(10).{at}")
+        raise UsageError(f"{quoted(strange[0])} is no layer: a layer is made by its class, as in Linear(10).{at}")
     has_loss = bool(layers) and hasattr(layers[-1], "needs_labels")
     if loss is not None and has_loss:
         raise UsageError(f"the last layer {type(layers[-1]).__name__} is a loss already: leave loss= or the layer out")

@@ -120,7 +120,7 @@ def found(path: Path, which: str | None = None) -> Path:
     Raises UsageError for another name.
     """
     if which not in (None, "last", "best"):
-        raise UsageError(f"checkpoint is last or best, got {which!r}")
+        raise UsageError(f"checkpoint is last or best, got {quoted(which)}")
     return RunFolder(path).checkpoint(which) if path.is_dir() else path
 
 

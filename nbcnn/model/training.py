@@ -14,7 +14,7 @@ import numpy as np
 
 from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import counted
+from nbcnn.files.quote import counted, quoted
 from nbcnn.files.warn import warn
 from nbcnn.model import files
 from nbcnn.model.evaluation import no_better
@@ -77,7 +77,7 @@ def train(
     for each in callbacks:
         if not isinstance(each, Callback):
             line = f": write {each.__name__}()" if isinstance(each, type) and issubclass(each, Callback) else ""
-            raise UsageError(f"callbacks are objects of subclasses of nbcnn.Callback, got {each!r}{line}")
+            raise UsageError(f"callbacks are objects of subclasses of nbcnn.Callback, got {quoted(each)}{line}")
     images, targets, test_images, test_targets, batches, name = data
     net, batch = model.net, batches.batch if batches else min(batch_size or 64, len(images))
     if batch_size is not None and batch < batch_size:

@@ -10,6 +10,7 @@ import numpy as np
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.masked import refuse_masked
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
 from nbcnn.model.turns import Turns, in_turn
@@ -54,7 +55,7 @@ class Weights(Turns):
         held = self.net.params.as_dict()
         for name, tensor in tensors.items():
             if name not in held:
-                raise UsageError(f"the network has no parameter {name!r}{nearest(name, list(held))}; it has {', '.join(held)}")
+                raise UsageError(f"the network has no parameter {quoted(name)}{nearest(name, list(held))}; it has {', '.join(held)}")
             refuse_masked(tensor, f"the values of {name}")
             with np.errstate(over="ignore"):
                 made = np.asarray(tensor, np.float32)

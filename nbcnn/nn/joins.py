@@ -322,10 +322,10 @@ def losses_of(loss: Any, outputs: int = 1) -> Any:
 def _loss(loss: Any) -> Any:
     if isinstance(loss, str):
         if loss not in LOSSES:
-            raise UsageError(f"no loss {loss!r}; there are {', '.join(LOSSES)}{nearest(loss, tuple(LOSSES))}")
+            raise UsageError(f"no loss {quoted(loss)}; there are {', '.join(LOSSES)}{nearest(loss, tuple(LOSSES))}")
         return LOSSES[loss]()
     if isinstance(loss, type) and issubclass(loss, PairLoss):
         return loss()
     if isinstance(loss, type) or not hasattr(loss, "needs_labels"):
-        raise UsageError(f"loss must be one of {', '.join(LOSSES)}, or a loss layer (nbcnn.loss makes one of your own), got {loss!r}")
+        raise UsageError(f"loss must be one of {', '.join(LOSSES)}, or a loss layer (nbcnn.loss makes one of your own), got {quoted(loss)}")
     return loss

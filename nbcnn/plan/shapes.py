@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from nbcnn.files.quote import quoted
+
 
 def rows_of(shape: tuple[int, ...], layout: str) -> tuple[int, int]:
     """(rows, elements of a channel in a row) of the matrix that a tensor (N,C,…) is in memory: in NHWC a row is a pixel, elsewhere an example."""
@@ -96,7 +98,7 @@ class ConvShape:
             return self.N * self.H * self.W, self.C, self.K * self.R * self.S
         if path == "wgrad":
             return self.K, CRS, NPQ
-        raise ValueError(f"no convolution path {path!r}; one of fprop, dgrad, wgrad")
+        raise ValueError(f"no convolution path {quoted(path)}; one of fprop, dgrad, wgrad")
 
     def flops(self) -> int:
         """Multiplications and additions of one path; the same for all three (padding counted as work)."""

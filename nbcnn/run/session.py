@@ -19,6 +19,7 @@ import numpy as np
 from nbcnn.datasets import arrays
 from nbcnn.datasets.augment import Augment
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.gpu.ranges import Mark, nothing
 from nbcnn.nn.optim import Factors, check_number
@@ -430,7 +431,7 @@ class TrainingSession:
             try:
                 flat[moment] = layout.join(under(f"optim.{moment}.", tensors))
             except ParameterError as error:
-                raise ParameterError(f"optimizer state {moment!r}: {error}") from None
+                raise ParameterError(f"optimizer state {quoted(moment)}: {error}") from None
         last = None
         if self.training.ema:
             try:
@@ -444,7 +445,7 @@ class TrainingSession:
         known = ("param.", *(f"optim.{moment}." for moment in self.optimizer.moments), *([LAST_WEIGHTS] if self.training.ema else []))
         unknown = [name for name in tensors if not name.startswith(known) and name not in ("step_state", "sums")]
         if unknown:
-            raise ParameterError(f"{unknown[0]!r} is no tensor of this training: another optimizer's, or not of a checkpoint")
+            raise ParameterError(f"{quoted(unknown[0])} is no tensor of this training: another optimizer's, or not of a checkpoint")
         if not (0 <= state[POSITION] <= self.count and state[STEP] >= 0 and state[EPOCH] >= 0):
             raise ParameterError(f"step_state says position {state[POSITION]}, the training set has {self.count} images")
         self.seed = int(state[SEED])
@@ -491,5 +492,5 @@ def _expect(tensors: Mapping[str, np.ndarray], name: str, shape: Sequence[int], 
     tensor: Any = tensors.get(name)
     if tensor is None or tensor.shape != tuple(shape) or tensor.dtype != dtype:
         found = "missing" if tensor is None else f"{tensor.dtype} {tensor.shape}"
-        raise ParameterError(f"{name!r} is {found}, a training checkpoint has {dtype} {tuple(shape)}")
+        raise ParameterError(f"{quoted(name)} is {found}, a training checkpoint has {dtype} {tuple(shape)}")
     return tensor

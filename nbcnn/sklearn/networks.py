@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nbcnn.datasets.arrays import Form, seen
 from nbcnn.files.errors import UsageError
 from nbcnn.files.masked import refuse_masked
+from nbcnn.files.quote import quoted
 from nbcnn.model.evaluation import softmax
 from nbcnn.model.network import Model
 from nbcnn.nn.activations import ReLU
@@ -104,7 +105,7 @@ class _Network(BaseEstimator):
 
     def _train(self, layers: list[Any], loss: str, X: np.ndarray, y: np.ndarray | None) -> Model:
         if self.optimizer not in OPTIMIZERS:
-            raise UsageError(f"optimizer is one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+            raise UsageError(f"optimizer is one of {', '.join(OPTIMIZERS)}, got {quoted(self.optimizer)}")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         model = Model(layers, loss, mode=self.mode, precision=self.precision, seed=seed)
         optimizer = OPTIMIZERS[self.optimizer](lr=self.lr)

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nbcnn.classify.processing import names_of
 from nbcnn.files.errors import UsageError
 from nbcnn.files.masked import refuse_masked
+from nbcnn.files.quote import quoted
 
 _VALUES = 1 << 24
 
@@ -96,7 +97,7 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         from nbcnn.gpu.language import SIMULATOR
 
         if self.device not in ("auto", "cpu", "gpu"):
-            raise UsageError(f"device is auto, cpu or gpu, got {self.device!r}")
+            raise UsageError(f"device is auto, cpu or gpu, got {quoted(self.device)}")
         return self.device == "gpu" or (self.device == "auto" and not (SIMULATOR or cpu_instead()))
 
     def fit(self, X: Any, y: Any) -> Self:
@@ -105,7 +106,7 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         from nbcnn.classify.processing import parse
 
         if not self.C > 0 or not (self.gamma in ("scale", "auto") or (not isinstance(self.gamma, str) and self.gamma > 0)):
-            raise UsageError(f"C and gamma must be more than 0 (gamma may be 'scale' or 'auto'), got {self.C!r} and {self.gamma!r}")
+            raise UsageError(f"C and gamma must be more than 0 (gamma may be 'scale' or 'auto'), got {quoted(self.C)} and {quoted(self.gamma)}")
         rows, targets = self._rows(X, True, y)
         check_classification_targets(targets)
         self.classes_, numbers = np.unique(targets, return_inverse=True)

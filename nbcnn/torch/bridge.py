@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.gpu.driver import Array
 from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
@@ -212,7 +213,7 @@ class Layers(torch.nn.Module):
     def __init__(self, layers: Any, input_shape: Sequence[int] | None, *, mode: str, precision: str | None, seed: int, init: str, fuse: bool) -> None:
         super().__init__()
         if init not in INITS:
-            raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}")
+            raise UsageError(f"no initialisation {quoted(init)}; one of {', '.join(INITS)}")
         weights: dict[str, np.ndarray] = {}
         if hasattr(layers, "net") and hasattr(layers, "fit"):
             weights, layers = layers.net.params.as_dict(), layers.net.body
@@ -287,7 +288,7 @@ def _check(layers: Sequence[Any]) -> None:
     """Raise UsageError for what is no layer, for losses, and for layers that draw random numbers of a data set."""
     for name, layer in _inside(named(layers)):
         if isinstance(layer, type) or not hasattr(layer, "build") or hasattr(layer, "needs_labels"):
-            raise UsageError(f"{layer!r} is no layer: one is made by its class, as in nbcnn.ReLU(); losses are PyTorch's there")
+            raise UsageError(f"{quoted(layer)} is no layer: one is made by its class, as in nbcnn.ReLU(); losses are PyTorch's there")
         if getattr(layer, "prepares", False):
             raise UsageError(f"{name} is fitted to images by nbcnn.dictionary and has no gradient: use it in a nbcnn.Model")
         if isinstance(layer, Dropout | Noise | MaskSquares):

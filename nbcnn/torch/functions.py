@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.nn.activations import Threshold
 from nbcnn.nn.corruption import Dropout
 from nbcnn.nn.joins import Detach
@@ -331,7 +332,7 @@ def _binary(name: str, swapped: bool = False) -> Callable[..., Val]:
 
 def div(c: Call, input: Any, other: Any, *, rounding_mode: Any = None) -> Val:
     if rounding_mode is not None:
-        raise Refused(f"rounding_mode={rounding_mode!r}")
+        raise Refused(f"rounding_mode={quoted(rounding_mode)}")
     return c.op("Div", input, other)
 
 
@@ -625,7 +626,7 @@ def pad(c: Call, input: Any, pad: Any, mode: str = "constant", value: Any = None
     for at in range(len(sides) // 2):
         before[rank - 1 - at], after[rank - 1 - at] = sides[2 * at], sides[2 * at + 1]
     if mode not in PADS:
-        raise Refused(f"mode {mode!r}")
+        raise Refused(f"mode {quoted(mode)}")
     return c.op("Pad", input, [*before, *after], float(value or 0), mode=PADS[mode])
 
 
@@ -655,7 +656,7 @@ def interpolate(
     if mode == "area":
         return adaptive_pool(average=True)(c, input, c.shape[-count:])
     if mode not in _RESIZE or antialias:
-        raise Refused(f"mode {mode!r}{', antialias' if antialias else ''}")
+        raise Refused(f"mode {quoted(mode)}{', antialias' if antialias else ''}")
     how = replace(_RESIZE[mode], coordinates="align_corners") if align_corners else _RESIZE[mode]
     x, extents, made = value_of(input), input.dims[-count:], c.shape[-count:]
     # Not by the op itself, which has scales in float32: in it 8.5 pixels of a scale of 1.7 are less than 5.

@@ -9,15 +9,16 @@ import numpy as np
 import torch
 
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.model.files import COUNTERS
 
 
 def array(tensor: Any, name: str) -> np.ndarray:
     """A tensor of floats as a NumPy array, float32, on the host. Raises UsageError for what is none."""
     if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"{name!r} is no tensor but {type(tensor).__name__}")
+        raise UsageError(f"{quoted(name)} is no tensor but {type(tensor).__name__}")
     if not tensor.is_floating_point():
-        raise UsageError(f"{name!r} is {tensor.dtype}, and parameters are floats")
+        raise UsageError(f"{quoted(name)} is {tensor.dtype}, and parameters are floats")
     made: np.ndarray = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
     return made
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.gpu.language import Description, Function, Intrinsic, Name
 from nbcnn.gpu.lockstep import instructions, names, rewrite
 from nbcnn.gpu.lockstep.lanes import lane_array, now
@@ -90,5 +91,5 @@ def inside(value: Any) -> Any:
     if isinstance(value, Name):
         return names.named(repr(value))
     if isinstance(value, Description):
-        raise names.NotSimulated(f"{value!r} has no form for arrays")
+        raise names.NotSimulated(f"{quoted(value)} has no form for arrays")
     return names.stand_in(value)

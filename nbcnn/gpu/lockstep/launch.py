@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.gpu.lockstep import tma
 from nbcnn.gpu.lockstep.copies import Copies
 from nbcnn.gpu.lockstep.lanes import NotSimulated as NotSimulated
@@ -158,4 +159,4 @@ class Kernel:
             return tuple(Kernel._argument(launching, each, name) for each in value)
         if isinstance(value, np.generic | int | float):
             return value
-        raise TypeError(f"a kernel takes arrays and numbers, not {value!r} for {name}")
+        raise TypeError(f"a kernel takes arrays and numbers, not {quoted(value)} for {name}")

@@ -10,6 +10,7 @@ from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.gpu.target import Target
@@ -57,7 +58,7 @@ class Choice:
         try:
             numbers = tuple(map(numerals.whole, tile.split(","))) if tile else None
         except ValueError:
-            raise UsageError(f"the tile of {text!r} is not numbers with commas between them") from None
+            raise UsageError(f"the tile of {quoted(text)} is not numbers with commas between them") from None
         return cls(mode, precision or None, engine or "auto", part or None, numbers)
 
     @property
@@ -169,7 +170,9 @@ def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, opti
             reasons.append(f"{part}: {error}")
     parts = tuple(dict.fromkeys(name for part, impl in able for name in (part, impl.engine) if name))
     if choice.part is not None and choice.part not in parts:
-        raise UsageError(f"{row.mode} {row.precision} runs {problem.op} in no part {choice.part!r}{nearest(choice.part, parts)}; it has {parts}")
+        raise UsageError(
+            f"{row.mode} {row.precision} runs {problem.op} in no part {quoted(choice.part)}{nearest(choice.part, parts)}; it has {parts}"
+        )
     raise UsageError(
         f"{row.mode} {row.precision} has no {problem.op} for this{' tile and' if choice.tile else ''} shape"
         + "".join(f"; {reason}" for reason in reasons)

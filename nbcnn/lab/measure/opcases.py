@@ -11,6 +11,7 @@ import numpy as np
 
 from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
+from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
 from nbcnn.ops.activations import add
 from nbcnn.ops.activations import table as activations
@@ -126,7 +127,7 @@ def timed(name: str | Op) -> Op:
     """The op of this name. Raises UsageError for an op that cannot run by itself."""
     names = {str(op): op for op in OPS}
     if str(name) not in names:
-        raise UsageError(f"no op {str(name)!r} that runs by itself{nearest(str(name), list(names)) or '; there are ' + ', '.join(names)}")
+        raise UsageError(f"no op {quoted(str(name))} that runs by itself{nearest(str(name), list(names)) or '; there are ' + ', '.join(names)}")
     return names[str(name)]
 
 
@@ -218,7 +219,7 @@ def _numbers(shape: str, kind: str) -> tuple[int, ...]:
         found = (1, 1, 1, *found)
     counts = {"conv": (5, 7, 9), "images": (4,), "rows": (2,), "series": (4,), "pointwise": (4,), "update": (1,), "product": (3,)}
     if len(found) not in counts[kind] or min(found) < 0 or 0 in found[:5]:
-        raise UsageError(f"{shape!r} is no shape here; it is {FORMS[kind]}")
+        raise UsageError(f"{quoted(shape)} is no shape here; it is {FORMS[kind]}")
     return found
 
 

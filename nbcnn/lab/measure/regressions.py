@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.files.document import DocumentError
+from nbcnn.files.quote import quoted
 from nbcnn.lab.measure import results, schema
 
 DRIFT = 0.01
@@ -68,7 +69,7 @@ def old_section(path: Path, section: str) -> dict[str, Any]:
     """Rows and environment of `section` in the results file `path`. Raises DocumentError (exit code 3) if it cannot be read or lacks the section."""
     sections = results.load(path)["sections"]
     if section not in sections:
-        raise DocumentError(f"{path} has no section {section!r} to compare with; it has {', '.join(sorted(sections)) or 'none'}")
+        raise DocumentError(f"{path} has no section {quoted(section)} to compare with; it has {', '.join(sorted(sections)) or 'none'}")
     found: dict[str, Any] = sections[section]
     return found
 

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from nbcnn.files.document import DocumentError, Named, fits, words
+from nbcnn.files.quote import quoted
 
 VERSION = 2
 _RENAMED = {
@@ -373,7 +374,7 @@ def check(found: Any, where: str) -> dict[str, Any]:
     """The content of a results file called `where`, of schema 1 in today's names; raises DocumentError if `found` is none."""
     if not isinstance(found, dict) or found.get("schema") not in (1, VERSION):
         version = found.get("schema") if isinstance(found, dict) else None
-        raise DocumentError(f"{where} has schema {version!r}, this version reads {VERSION}")
+        raise DocumentError(f"{where} has schema {quoted(version)}, this version reads {VERSION}")
     fits(found, {"schema": int, "device": str, "sections": {str: {"environment": ENVIRONMENT, "rows": [{}]}}}, where)
     for name, section in found["sections"].items():
         check_section(name, section, where)

@@ -146,7 +146,7 @@ def opened(target: Path, file: Path | None = None, features: Path | None = None)
     config = run.read_config()
     absent = [name for name in _CONFIG if not name.endswith("?") and name not in config]
     if absent:
-        raise RunError(f"{run.config_path} is damaged or of another version: {absent[0]!r} is missing")
+        raise RunError(f"{run.config_path} is damaged or of another version: {quoted(absent[0])} is missing")
     document.fits(config, _CONFIG, str(run.config_path))
     metrics = run.rows()
     document.fits(metrics, [_ROW], f"{run.path / 'metrics.jsonl'}")

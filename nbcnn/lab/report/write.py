@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from nbcnn import __version__
 from nbcnn.files.document import DocumentError
+from nbcnn.files.quote import quoted
 from nbcnn.lab.report import bench, learning, page, story, studies
 from nbcnn.lab.report.source import Missing, Source
 
@@ -48,7 +49,7 @@ def report(source: Source) -> tuple[str, list[Missing]]:
         except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:
             # Everything on the page is from files. The forms on opening name what is wrong; what they let through is found out here.
             why = f"({type(error).__name__}: {error}); NBCNN_DEBUG=1 shows where"
-            raise DocumentError(f"{_files(source)}: the section {title!r} cannot be made of what is there {why}") from error
+            raise DocumentError(f"{_files(source)}: the section {quoted(title)} cannot be made of what is there {why}") from error
         missing += [part for part in parts if isinstance(part, Missing)]
         content = "\n".join(part for part in parts if isinstance(part, str))
         if content:

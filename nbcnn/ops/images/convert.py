@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.maps import copy, supports
@@ -123,7 +124,7 @@ def bind(call: Call) -> list[Launch]:
     source, target = call.attrs["source"], call.attrs["target"]
     for layout in (source, target):
         if layout not in ("NCHW", "NHWC"):
-            raise ValueError(f"convert: no layout {layout!r}; one of NCHW, NHWC")
+            raise ValueError(f"convert: no layout {quoted(layout)}; one of NCHW, NHWC")
     N, C, H, W = call.in_shapes[0]
     if source == target:
         return copy(call)

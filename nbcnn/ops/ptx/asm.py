@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbcnn.files.quote import quoted
 from nbcnn.gpu import compiler
 from nbcnn.gpu.language import Intrinsic, Number
 
@@ -39,7 +40,7 @@ def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[An
 def _names(types: tuple[Any, ...]) -> tuple[str, ...]:
     for kind in types:
         if not isinstance(kind, Number) or kind.name not in compiler.LETTERS:
-            raise TypeError(f"an instruction has no operand of type {kind!r}: there are {', '.join(compiler.LETTERS)}")
+            raise TypeError(f"an instruction has no operand of type {quoted(kind)}: there are {', '.join(compiler.LETTERS)}")
     return tuple(kind.name for kind in types)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.plan.op import Op
@@ -30,7 +31,7 @@ PADDINGS = ("causal", "same")
 def offsets(taps: int, padding: str) -> list[int]:
     """Where each of `taps` taps looks, relative to its output. Raises ValueError for an unknown `padding`."""
     if padding not in PADDINGS:
-        raise ValueError(f"padding is causal or same, got {padding!r}")
+        raise ValueError(f"padding is causal or same, got {quoted(padding)}")
     return [-j if padding == "causal" else j - taps // 2 for j in range(taps)]
 
 
