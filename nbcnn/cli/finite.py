@@ -14,18 +14,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+WEIGHTS = "its weights are too large, or a running variance is negative"
+
+
 class NotFinite(ValueError):
     """A network makes NaN or infinity of what is finite; on the command line the exit code is 3, as of other files that cannot be used."""
 
     exit_code = 3
 
 
-def finite(outputs: np.ndarray, of: str) -> np.ndarray:
-    """`outputs`, which the network makes of what `of` names. Raises NotFinite if one is NaN or infinite."""
+def finite(outputs: np.ndarray, of: str, why: str = WEIGHTS, by: str = "the network") -> np.ndarray:
+    """`outputs`, which `by` makes of what `of` names. Raises NotFinite if one is NaN or infinite, with what is known of it, `why`."""
     import numpy as np
 
     if not np.isfinite(outputs).all():
-        raise NotFinite(f"what the network makes of {of} is not finite: its weights are too large, or a running variance is negative")
+        raise NotFinite(f"what {by} makes of {of} is not finite: {why}")
     return outputs
 
 

@@ -168,8 +168,10 @@ def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
     names = classifier.origin.classes
 
     def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
-        decisions = classifier.decisions(*classifier.features_of(net, images, len(images)))
-        margins, voted = finite(classifier.margins(decisions), files_of(named)), classifier.voted(decisions)
+        features = [finite(each, files_of(named)) for each in classifier.features_of(net, images, len(images))]
+        decisions, why = classifier.decisions(*features), "the features are finite, so numbers in the classifier's file are too large"
+        margins = finite(classifier.margins(decisions), files_of(named), why, f"the classifier {flags.classifier}")
+        voted = classifier.voted(decisions)
         rows = []
         for at, path in enumerate(named):
             # What the votes say comes first: of a cycle of pairs no class has all votes, and another one may have the larger margin.

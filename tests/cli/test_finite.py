@@ -8,7 +8,8 @@ from PIL import Image
 from scripts import exits, extract, message
 
 import nbcnn
-from nbcnn.cli import evaluate, predict
+from nbcnn.classify import classifier
+from nbcnn.cli import classify, evaluate, predict
 from nbcnn.train import checkpoint
 
 
@@ -54,3 +55,15 @@ def test_features_that_are_not_finite_are_not_written(copied, files, tmp_path, c
         said = message(capsys, exits(extract, words), 3)
     assert "is not finite" in said
     assert not list(out.rglob("*.npy"))
+
+
+def test_a_classifier_that_is_not_finite_is_blamed_and_not_the_network(copied, tmp_path, capsys, monkeypatch):
+    """Its features are finite: the message names the classifier's file."""
+    assert exits(extract, [copied, "--mode", "cpu", "--out", tmp_path / "features", "--limit", "12", "--quiet"]) == 0
+    assert exits(classify.main, [tmp_path / "features", "--device", "cpu", "--jobs", "1", "--quiet"]) == 0
+    monkeypatch.setattr(classifier.Classifier, "decisions", lambda self, *features: np.full((len(features[0]), len(self.pairs)), np.nan))
+    Image.new("RGB", (32, 32), (200, 100, 50)).save(tmp_path / "a.png")
+    file = tmp_path / "features" / "classify" / classifier.NAME
+    said = message(capsys, exits(predict.main, [copied, tmp_path / "a.png", "--classifier", file, "--mode", "cpu", "--quiet"]), 3)
+    assert f"what the classifier {file} makes of" in said
+    assert "weights" not in said
