@@ -17,12 +17,12 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-import sharing
 import suite
 from launches import watch_launches
 from scripts import TINY, exits, train
 
 from nbcnn.files import extras
+from nbcnn.gpu import compile_pool
 from nbcnn.gpu import device as gpu_device
 from nbcnn.plan.op import Op
 
@@ -41,7 +41,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     suite.count(config)
-    sharing.share_cores(config)
+    if getattr(config.option, "numprocesses", None):  # in the process that starts the others, which inherit it: each has one of the cores
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.option.numprocesses)))
     watch_launches()
 
 
@@ -88,6 +89,8 @@ def pytest_collection_modifyitems(config, items):
     every time, and .ci/full takes all: together they need half an hour of two cores.
     """
     config.stash[NO_GPU] = gpu_device.gpu_missing()  # tests play other drivers
+    if hasattr(config, "workerinput") and not (gpu_device.SIMULATOR or config.stash[NO_GPU]):
+        compile_pool.compile_alone()
     for item in items:
         if not {"device", "gpu"}.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.gpu)

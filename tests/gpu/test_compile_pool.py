@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +46,30 @@ def test_an_interrupt_ends_the_workers(monkeypatch):
     with pytest.raises(SystemExit), Unwinding():
         compile_pool._share_out([compile_pool.Job(Wanted(wait_kernel, (), "80"), "key")] * 4, 2, lambda at, stored: None)
     assert [worker.wait(30) for worker in started] == [-signal.SIGKILL] * 2
+
+
+def test_a_process_alone_waits_for_nobody_and_takes_what_others_made_meanwhile(monkeypatch):
+    """Jobs are looked for in the store again when their turn comes; there is no lock, and no worker."""
+    made, taken = [], []
+    header = {"name": "k", "seconds": 0.0}
+    of = {key: SimpleNamespace(header=header | {"key": key}, content=lambda: b"") for key in "abcd"}
+
+    def compile_now(wanted, key):
+        made.append(key)
+        return of[key]
+
+    monkeypatch.setattr(compile_pool, "_alone", False)
+    compile_pool.compile_alone()
+    monkeypatch.setattr(compile_pool, "find", lambda wanted, key: of[key] if key in "bd" else None)
+    monkeypatch.setattr(compile_pool, "compile_now", compile_now)
+    monkeypatch.setattr(compile_pool, "_share_out", None)
+    monkeypatch.setattr(compile_pool, "locked", None)
+    monkeypatch.setattr(compile_pool, "keep", lambda *_: None)
+    jobs = [compile_pool.Job(Wanted(wait_kernel, (), "80"), key) for key in of]
+    monkeypatch.setattr(compile_pool, "missing", lambda *_: list(jobs))
+    monkeypatch.setattr(compile_pool, "load", lambda wanted, stored: taken.append(stored.header["key"]))
+    assert compile_all([None]) == 4
+    assert (sorted(made), sorted(taken)) == (["a", "c"], list("abcd"))
 
 
 def test_a_second_start_compiles_nothing(gpu, tmp_path):

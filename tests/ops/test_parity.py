@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from covering import Cover
 
 from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
@@ -58,6 +59,7 @@ def test_every_backward_op_is_checked_against_its_forward():
     assert backward - {Op("evonorm_b0", "dgrad"), Op("batchnorm", "dgrad")} <= set(gradcheck.GRADIENTS)
 
 
+all_cases = functools.cache(gradcheck.all_cases)
 PARTS = 12
 """Tests that share the ops of a GPU's row: together they compile a thousand kernels and more."""
 
@@ -79,29 +81,36 @@ def test_row_is_within_its_bounds(key, part, parts):
     row = MODES[key]
     if gpu_device.SIMULATOR and row.device == "host":
         pytest.skip("runs outside of the simulator")
-    here, new = _here(row), row.ops if row.device == "host" else sorted({op for op, _, _ in own(key, stored_alike=True)})
-    ops = set(new[part::parts])
-    cases = gradcheck.all_cases()
-    if row.device == "gpu" and not gpu_device.SIMULATOR:
-        cases = list({id(case): case for op in sorted(ops) for case in few(row, op, here, cases)}.values())
-    findings = list(gradcheck.check_row(row, here, cases, ops))
+    here, new = _here(row), sorted(row.ops) if row.device == "host" else sorted({op for op, _, _ in own(key, stored_alike=True)})
+    ops = set(new[len(new) * part // parts : len(new) * (part + 1) // parts])
+    on_gpu = row.device == "gpu" and not gpu_device.SIMULATOR
+    findings = list(few(key, here, ops) if on_gpu else gradcheck.check_row(row, here, all_cases(), ops))
     assert len(findings) >= 60 * len(ops) // len(row.ops)
     assert [str(finding) for finding in findings if not finding.ok] == []
 
 
-def few(row, op, gpu, every):
-    """Of an op's cases, for each implementation: the small ones that are representative, and those of the longest sums, of large ones too. With the
-    forward cases of the same shapes, if it is a gradient.
+def few(key, gpu, ops):
+    """Findings of the implementations of `ops` that no row before has, at least one of each op: on what `Cover` takes of the cases that are
+    representative, and of those of the longest sums, of large ones too; of a gradient also its dot product with the forward at the same point.
     """
-    chosen = {}
-    for _, impl in gradcheck.distinct(row, op, gpu):
-        found = list(taken(row, op, impl, Host(), gpu.target))
-        large = list(taken(row, op, impl, Host(), gpu.target, every[len(SMALLEST_FIRST) :]))
-        chosen |= {id(case): case for case, _ in (*representative(found), *least_and_longest(found), *least_and_longest(large)[-1:])}
-    yield from chosen.values()
-    if gradient := gradcheck.GRADIENTS.get(op):
-        labels = {case.label for case in chosen.values()}
-        yield from (case for case in every if case.op == gradient.forward and case.label in labels)
+    row, cover, ran, every = MODES[key], Cover(), set(), all_cases()
+    mine = {(op, impl.bind): (part, impl) for op, part, impl in own(key, stored_alike=True) if op in ops and impl.lacks(gpu.target) is None}
+    for op in sorted(ops):
+        for part, impl in (each for (its, _), each in mine.items() if its == op):
+            found = list(taken(row, op, impl, Host(), gpu.target))
+            large = list(taken(row, op, impl, Host(), gpu.target, every[len(SMALLEST_FIRST) :]))
+            chosen = {id(case): (case, bound) for case, bound in (*representative(found), *least_and_longest(found), *least_and_longest(large)[-1:])}
+            for case, bound in chosen.values():
+                if not cover.takes(bound.launches) and op in ran:
+                    continue
+                ran.add(op)
+                error, of = gradcheck.parity(row, impl, case, gpu), (row.mode, row.precision, str(op))
+                yield gradcheck.Finding(*of, f"parity ({part})", case.label, error, gradcheck.bound(case, row.precision))
+                gradient = gradcheck.GRADIENTS.get(op)
+                forward = next((each for each in every if gradient and each.op == gradient.forward and each.label == case.label), None)
+                if forward is not None:
+                    with contextlib.suppress(Unsupported):
+                        yield gradcheck.Finding(*of, f"dot product ({part})", case.label, *gradcheck.dot_product(row, op, impl, forward, gpu))
 
 
 # -- without a GPU: every row, every op, every implementation, whether or not somebody has written a test for it

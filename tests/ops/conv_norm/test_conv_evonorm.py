@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from compiled import full
+from covering import Cover
 from gradients import assert_same_gradients
 
 from nbcnn import modes
@@ -63,33 +64,41 @@ WGMMA = (
 of 30 pixels, which are no whole swizzled rows of eight; 1×1."""
 
 
-@pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
-@pytest.mark.parametrize("op", conv_evonorm.REFERENCES)
-def test_tensor_cores(op, precision, gpu):
-    row, impl = modes.MODES["tensorcore", precision], conv_wgmma.ops(precision)[op]
-    for shape, groups, tiles in WGMMA:
-        case = next(case for case in conv_norm_cases([(shape, groups)]) if case.op == op)
-        for tile in tiles:
-            error = gradcheck.parity(row, impl, case, gpu, tile)
-            assert error <= gradcheck.bound(case, precision), (case.label, tile, error)
+def on_tensor_cores(cover, precision, shapes, gpu):
+    """(case, implementation, tile) that `cover` takes of all ops."""
+    row, impls = modes.MODES["tensorcore", precision], conv_wgmma.ops(precision)
+    for shape, groups, tiles in shapes:
+        for case in (case for case in conv_norm_cases([(shape, groups)]) if case.op in conv_evonorm.REFERENCES):
+            for tile in tiles:
+                if cover.takes_case(row, impls[case.op], case, gpu, tile):
+                    yield case, impls[case.op], tile
 
 
 @pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
-@pytest.mark.parametrize("op", conv_evonorm.REFERENCES)
-def test_a_pixel_that_is_nan_reaches_all_of_its_image_on_tensor_cores(op, precision, gpu):
+def test_tensor_cores(precision, gpu):
+    ran = set()
+    for case, impl, tile in on_tensor_cores(Cover(), precision, WGMMA, gpu):
+        error = gradcheck.parity(modes.MODES["tensorcore", precision], impl, case, gpu, tile)
+        assert error <= gradcheck.bound(case, precision), (case.op, case.label, tile, error)
+        ran.add(case.op)
+    assert ran == set(conv_evonorm.REFERENCES)
+
+
+@pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
+def test_a_pixel_that_is_nan_reaches_all_of_its_image_on_tensor_cores(precision, gpu):
     """In B0's training all images; of images in one part and in two."""
-    shape, groups, _ = WGMMA[0]
-    case = next(case for case in conv_norm_cases([(shape, groups)]) if case.op == op)
-    x, *others = case.ins
-    x = x.copy()
-    x[1, 3, 20, 20] = np.nan
-    impl, options = conv_wgmma.ops(precision)[op], {"attrs": case.attrs, "layout": "NHWC", "store": STORE[precision]}
-    for tile in (None, ImageTile(4, 1, 1, 2), ImageTile(4, 1, 2, 3)):
-        bound = Bound(impl, op, (x, *others), case.outs, device=gpu, tile=tile, **options)
+    options, ran = {"layout": "NHWC", "store": STORE[precision]}, set()
+    for case, impl, tile in on_tensor_cores(Cover(), precision, WGMMA[:1], gpu):
+        x, *others = case.ins
+        x = x.copy()
+        x[1, 3, 20, 20] = np.nan
+        bound = Bound(impl, case.op, (x, *others), case.outs, device=gpu, attrs=case.attrs, tile=tile, **options)
         bound.run()
         gpu.synchronize()
-        other = float(str(op).endswith("b0_fprop"))
-        np.testing.assert_array_equal(np.isnan(bound.results()[0]).mean((1, 2, 3)), [other, 1, other], err_msg=str(tile))
+        other = float(str(case.op).endswith("b0_fprop"))
+        np.testing.assert_array_equal(np.isnan(bound.results()[0]).mean((1, 2, 3)), [other, 1, other], err_msg=f"{case.op} {tile}")
+        ran.add(case.op)
+    assert ran == set(conv_evonorm.REFERENCES)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from compiled import assert_lean
+from covering import Cover, together
 
 from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
@@ -35,12 +36,17 @@ def cases_of(op):
     )
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("ops", together(OPS, lambda op: op.kind))
 @pytest.mark.parametrize("layout", ["NHWC"] if gpu_device.SIMULATOR else ["NCHW", "NHWC"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_op_is_within_its_bound_and_rounds_what_it_writes(precision, layout, op, device):
-    for case in (gradcheck.rounded(case, precision) for case in cases_of(op)):
-        bound = Bound(COMMON[named(op)], op, case.ins, case.outs, device=device, attrs=case.attrs, layout=layout, store=STORE[precision])
+def test_op_is_within_its_bound_and_rounds_what_it_writes(precision, layout, ops, device):
+    cover, ran = Cover(), set()
+    for case in (gradcheck.rounded(case, precision) for op in ops for case in cases_of(op)):
+        op = case.op
+        bound = Bound(COMMON[op], op, case.ins, case.outs, device=device, attrs=case.attrs, layout=layout, store=STORE[precision])
+        if not cover.takes(bound.launches) and op in ran:
+            continue
+        ran.add(op)
         bound.run()
         for got, wanted, kind in zip(bound.results(), gradcheck.reference(case), bound.call.out_dtypes, strict=True):
             assert gradcheck.relative_error(got, wanted) <= gradcheck.bound(case, precision), case.label
