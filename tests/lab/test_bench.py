@@ -19,7 +19,7 @@ from PIL import Image
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import results, rung, timing
 from nbcnn.lab.measure.plans import training_plan
-from nbcnn.lab.report import readme
+from nbcnn.lab.report import classes, phases, readme
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report.stamp import digest, stamped
 from nbcnn.lab.report.tables import GPU, section
@@ -133,6 +133,29 @@ def test_the_documents_agree_with_the_results():
     assert {"speed", "accuracy", "startup"} <= set(re.findall(r"<!-- table (\w+) -->", found[readme.README]))
     for path, text in found.items():
         assert readme.rewritten(text) == text, f"{path}: run `python -m nbcnn.lab.report.readme`"
+
+
+def test_the_drawn_pictures_agree_with_the_results(tmp_path):
+    """An SVG file is the same for the same numbers: the confusion matrix, and the phases once they are measured."""
+    for name, chart in ((classes.CONFUSION, classes.chart), (phases.PICTURE, phases.chart)):
+        chart(tmp_path / name)
+        kept = readme.DOCS / "pictures" / name
+        assert kept.exists() == (tmp_path / name).exists()
+        if kept.exists():
+            assert (tmp_path / name).read_text() == kept.read_text(), "run `python -m nbcnn.lab.report.readme`"
+            ElementTree.parse(kept)
+    assert {path.name for path in (readme.DOCS / "pictures").glob("*.svg")} <= {front.PICTURE, classes.CONFUSION, phases.PICTURE}
+
+
+def test_easy_and_hard_classes_and_mistakes_are_those_of_the_matrix(tmp_path, monkeypatch):
+    counts = [[8, 2, 0], [1, 5, 4], [0, 0, 10]]
+    row = {"what": "classify", "wall_seconds": 1.0, "classes": ["cat", "dog", "ship"], "classifiers": {"encoder": {"confusion": counts}}}
+    samples.saved(tmp_path, {"quality-main": [row]})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    made = classes.table()
+    assert "| ship | 100.0% | 71.4% | 0.833 | dog (0.0%) |" in made or "| ship | 100.0% | 71.4% | 0.833 | cat (0.0%) |" in made
+    assert "Easiest: ship, cat, dog; hardest: dog, cat, ship." in made
+    assert "Most frequent mistakes: dog as ship (4), cat as dog (2), dog as cat (1)" in made
 
 
 def test_the_picture_of_the_readme_agrees_with_the_results(tmp_path):

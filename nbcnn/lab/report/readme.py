@@ -13,7 +13,19 @@ from pathlib import Path
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import compilers, kernel_ladders, learning, phases, readme_devices, readme_nets, readme_onnx, readme_scaling, sections, support
+from nbcnn.lab.report import (
+    classes,
+    compilers,
+    kernel_ladders,
+    learning,
+    phases,
+    readme_devices,
+    readme_nets,
+    readme_onnx,
+    readme_scaling,
+    sections,
+    support,
+)
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -123,6 +135,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **series.TABLES,
     **kernel_ladders.TABLES,
     **phases.TABLES,
+    **classes.TABLES,
     **compilers.TABLES,
     **learning.TABLES,
     **readme_onnx.TABLES,
@@ -164,6 +177,7 @@ def main() -> int:
         path.write_text(rewritten(text), encoding="utf-8")
     front.chart(DOCS / "pictures" / front.PICTURE)
     phases.chart(DOCS / "pictures" / phases.PICTURE)
+    classes.chart(DOCS / "pictures" / classes.CONFUSION)
     rungs, environment = section(GPU, LADDER)
     rung_chart(rungs, RESULTS / "ladder.png", f"{environment['device'].split(' (')[0]}, batch {front.BATCH}")
     tensorcore.chart(RESULTS / "precisions.png")

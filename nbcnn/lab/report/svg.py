@@ -160,6 +160,25 @@ def bars(rows: Sequence[tuple[str, float, str]], x_name: str, log: bool = True, 
     return _svg(bottom + 20, x_name, parts)
 
 
+def matrix(counts: Sequence[Sequence[int]], names: Sequence[str], title: str) -> str:
+    """A confusion matrix, rows true and columns predicted classes: a count in each cell, on a ground as strong as its share of the row."""
+    left = _margin(names)
+    size = (WIDTH - left - RIGHT) / len(names)
+    parts = []
+    for row, name in enumerate(names):
+        y = TOP + 16 + row * size
+        parts.append(_text(left - 6, y + size / 2 + 4, name, "end"))
+        parts.append(_text(left + (row + 0.5) * size, TOP + 8, name[:4], "middle", muted=True))
+        total = sum(counts[row]) or 1
+        for column, count in enumerate(counts[row]):
+            x = left + column * size
+            ground = f'<rect class="s{1 if row == column else 2}" x="{x:.1f}" y="{y:.1f}" width="{size - 1:.1f}" height="{size - 1:.1f}"'
+            parts.append(f'{ground} opacity="{0.9 * count / total:.3f}"><title>{escape(f"{name} as {names[column]}: {count}")}</title></rect>')
+            parts.append(_text(x + size / 2, y + size / 2 + 4, str(count), "middle"))
+    bottom = TOP + 16 + len(names) * size
+    return _svg(bottom + 20, title, [*parts, _text(left, bottom + 14, title, muted=True)])
+
+
 def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, float]], str]], x_name: str) -> str:
     """Horizontal bars to 100 %: (label, parts as (name, value), text at the end); equal names have one colour."""
     room, left = _margin([note for _, _, note in rows]), _margin([label for label, _, _ in rows])
