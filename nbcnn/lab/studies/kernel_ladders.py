@@ -8,7 +8,7 @@ whatever else a kernel does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,7 +166,7 @@ def climb(ladder: Ladder, batch: int, say: Callable[[str], None]) -> list[dict[s
                 "percent_of_peak": None if floor is None else 100 * floor / seconds,
                 "over_before": rows[-1]["ms"]["median"] / measured.timing.median if rows else None,
                 "asked_bytes": moves,
-                **_taken(launched[-1], gpu),
+                **taken(launched, gpu),
                 "error": error,
                 "bound": limit,
                 **measured.samples.gpu,
@@ -207,11 +207,15 @@ def _serial(shape: ConvShape, say: Callable[[str], None]) -> list[dict[str, Any]
     return [_named("serial", "seven nested loops, one CPU core", CONV, shape.N, "fp32", timing, shape.flops()) | {"error": error, "bound": limit}]
 
 
-def _taken(launch: Any, gpu: Any) -> dict[str, Any]:
-    """Registers per thread, spilled bytes, shared bytes per block, and blocks that a multiprocessor holds."""
-    launch.run(gpu.stream)
+def taken(launches: Sequence[Any], gpu: Any) -> dict[str, Any]:
+    """Registers per thread, spilled bytes, shared bytes per block, and blocks that a multiprocessor holds, of the launch that multiplies.
+
+    That is the one with the most registers: the others of a convolution transform or add, and hold few values per thread.
+    """
+    for launch in launches:
+        launch.run(gpu.stream)
     gpu.synchronize()
-    found = resources(launch) or {}
+    found = max((resources(launch) or {} for launch in launches), key=lambda one: one.get("registers") or 0)
     return {
         "registers": found.get("registers"),
         "local_bytes": found.get("local_bytes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,3 +89,11 @@ def test_every_step_is_a_short_file_and_the_gemm_fits_fifty_lines():
 def test_a_sum_is_refused_beyond_32_bits():
     call = Call(Op("bias", "wgrad"), (), (), ((2**11, 2**10, 32, 32),), ((2**10,),), {})
     assert cuda_ladder.SUMS[0].impl.supports(call, H200) == "dy has 2,147,483,648 elements or more"
+
+
+def test_registers_are_those_of_the_launch_that_multiplies(monkeypatch):
+    ran = []
+    launches = [SimpleNamespace(registers=count, run=lambda stream, count=count: ran.append(count)) for count in (40, 128, 24)]
+    monkeypatch.setattr(ladders, "resources", lambda launch: {"registers": launch.registers, "resident_blocks": 2})
+    found = ladders.taken(launches, SimpleNamespace(stream=0, synchronize=lambda: None))
+    assert (found["registers"], found["blocks"], ran) == (128, 2, [40, 128, 24])
