@@ -250,12 +250,15 @@ class Block:
         assert address < first + self.memory[first][1]
         return first, self.memory[first]
 
-    def _multiply(self, sums: Sums, a: int, b: int, add: int) -> None:
-        operands = [(descriptor & 0x3FFF) << 4 for descriptor in (a, b)]
+    def _multiply(self, sums: Sums, *of_both: Any) -> None:
+        """A product of two descriptors, or of four words and one."""
+        *words, _ = of_both
+        operands = [(descriptor & 0x3FFF) << 4 for descriptor in (words if len(words) == 2 else words[-1:])]
         sums.products += 1
+        self.here.sums = sums
         for address in operands:
             sums.groups[-1].append(self._held(address))
-        if operands[1] % 128 == 0:  # the first of the four products of 128 bytes
+        if operands[-1] % 128 == 0:  # the first of the four products of 128 bytes
             sums.log.append(tuple((address - self._held(address)[0], self._held(address)[1]) for address in operands))
 
     def _finish(self, running: int) -> None:

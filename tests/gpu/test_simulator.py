@@ -117,6 +117,7 @@ LAUNCHED = json.loads(JSON.read_text())
 BEYOND = {
     **dict.fromkeys(("correlate_kernel", "correlate_patches_kernel", "square_product_kernel"), "wgmma and TMA: its protocol is played"),
     "nbcnn.ops.conv.wgmma.wgrad_kernel pixel_product_kernel": "wgmma and TMA: its protocol is played",
+    "nbcnn.ops.conv.wgmma.wgrad_registers register_product_kernel": "wgmma and TMA: its protocol is played",
     **dict.fromkeys(("conv_evonorm_wgmma_kernel", "gemm_wgmma_kernel", "gram_wgmma_kernel"), "wgmma and TMA: compiled alone"),
     **dict.fromkeys(("im2col_kernel", "tma_kernel", "ring_kernel", "wgmma_kernel", "roles_kernel"), "a step of the ladder for Hopper: compiled"),
     "nbcnn.ops.conv.hopper_ladder.step6_epilogue epilogue_kernel": "a step of the ladder for Hopper: compiled",

@@ -56,14 +56,17 @@ def wgmma_settle(count: int) -> Any:
     return accumulating("wgmma_settle", "", count, 0)
 
 
-def _product(kind: str, n: int, first: int, tail: str) -> Any:
+def _product(kind: str, n: int, first: int, tail: str, registers: int = 0) -> Any:
+    """Intrinsic (acc, a, b, add): a is the descriptor of A, or so many words of it."""
     count = n // 2
-    sums = ",".join(f"${i}" for i in range(count))
+    sums, of_a = ",".join(f"${i}" for i in range(count)), ",".join(f"${count + i}" for i in range(registers or 1))
+    b, add = (f"${count + (registers or 1) + i}" for i in range(2))
     asm = (
-        f"{{ .reg .pred p; setp.ne.u32 p, ${count + 2}, 0;"
-        f" wgmma.mma_async.sync.aligned.m64n{n}{kind} {{{sums}}}, ${count}, ${count + 1}, p, {tail}; }}"
+        f"{{ .reg .pred p; setp.ne.u32 p, {add}, 0;"
+        f" wgmma.mma_async.sync.aligned.m64n{n}{kind} {{{sums}}}, {f'{{{of_a}}}' if registers else of_a}, {b}, p, {tail}; }}"
     )
-    return accumulating(f"wgmma_m64n{n}{kind.replace('.', '_')}", asm, count, first, (u8, u8, u4))
+    name = f"wgmma_m64n{n}{kind.replace('.', '_')}{'_registers' if registers else ''}"
+    return accumulating(name, asm, count, first, ((u4,) * registers or (u8,)) + (u8, u4))
 
 
 @cache
@@ -85,6 +88,16 @@ def wgmma_f16(n: int, first: int = 0) -> Any:
 def wgmma_tf32(n: int, first: int = 0) -> Any:
     """`wgmma_bf16` of tf32, m64 × n × k8; both operands K-major, there is no other form. Bits below tf32's are ignored."""
     return _product("k8.f32.tf32.tf32", n, first, "1, 1")
+
+
+@cache
+def wgmma_tf32_registers(n: int, first: int = 0) -> Any:
+    """Intrinsic (acc, a0, a1, a2, a3, b, add): `wgmma_tf32` with A in the registers of the warpgroup.
+
+    Words of A, thread t, for row i = 16·(t/32) + (t mod 32)/4 and column k = t mod 4: a0 is A[i][k], a1 A[i + 8][k], a2 A[i][k + 4],
+    a3 A[i + 8][k + 4]. They must not change before the product has ended.
+    """
+    return _product("k8.f32.tf32.tf32", n, first, "1, 1", registers=4)
 
 
 @cache

@@ -152,25 +152,26 @@ RATES = {
     ("squares", "bf16"): Rates(1.0, 200, 200, 100, 6400, 42.1, 0.633, 1930, 2.88, 300, 1360),
     ("columns", "tf32"): Rates(1.0, 127, 200, 3520, 2940, 31.5, 0.349, 3470, 12),
     ("patches", "tf32"): Rates(1.0, 138, 200, 2020, 200, 66.6, 0.0, 3500, 12),
-    ("pixels", "tf32"): Rates(1.0, 126, 27.0, 100, 1980, 600, 0.0, 3210, 7.06, 1730, 879),
+    ("registers", "tf32"): Rates(1.0, 187, 81.3, 2200, 4320, 27.8, 0.015, 3890, 2.43, 3230, 1760),
     ("columns", "fp32"): Rates(0.75, 132, 137, 3000, 4150, 37.5, 0.162, 1870, 5.24),
     ("pixels", "fp32"): Rates(1.0, 856, 127, 2430, 6940, 7200, 0.0, 2190, 2.31, 1670, 1090, 1870, 1665),
-    ("transposed", "fp32"): Rates(1.0, 132, 46.5, 4840, 5590, 58.1, 0.095, 2390, 2.11, 1730, 1350),
+    ("registers", "fp32"): Rates(1.0, 202, 61.5, 9150, 4040, 13.7, 0.1, 1110, 9.1, 5960, 4970),
 }
-"""By kernel and precision: the correlation by columns and by patches, the weight gradient by pixels (of fp32 by planes, or transposed) and by
-squares; at 1.755 GHz of an H200.
+"""By kernel and precision: the correlation by columns and by patches, the weight gradient by pixels (of fp32 by planes), through registers
+and by squares; at 1.755 GHz of an H200.
 
 Columns and patches of bf16 are fitted to 2,200 times of 110 correlations, with a mean regret of 0.9 %, 17 % at most; pixels and squares of bf16 to
-those of 45 weight gradients; the three of tf32 to 774 times of 42 convolutions, 0.6 % and 7 %. The columns of fp32 have rates of an earlier fit
-of bf16, its products counted at their own rate. The weight gradients of fp32, which are products of three planes of bf16 ("pixels") or of two
-values of tf32, split and transposed on the way, are fitted to 1,500 times of 53 of them on an H100, 0.5 % and 6 %.
+those of 45 weight gradients; columns and patches of tf32 to 774 times of 42 convolutions, 0.6 % and 7 %. The columns of fp32 have rates of an earlier
+fit of bf16, its products counted at their own rate. The weight gradients of fp32 that are products of three planes of bf16 ("pixels") are fitted to
+1,500 times of 53 of them on an H100, 0.5 % and 6 %. Those through registers: tf32 to 1,282 times of 90 on an H100 and an H200, 1.4 % and, but for one
+behind an upsampling, 15 %; fp32, which are products of two values of tf32, to 687 times of 79 on an H100, 0.4 % and, but for the same, 1 %.
 """
 
 
-def _measured(*each: float, crowd: float = 0.0, padded: float = 0.0, lines: float = inf) -> Rates:
-    """Rates beside other engines, by (tensor, fetched, latency, start, ends, memory): no step waits for shared memory, none covers a tile's end."""
+def _measured(*each: float, shared: float = inf, crowd: float = 0.0, padded: float = 0.0, lines: float = inf) -> Rates:
+    """Rates beside other engines, by (tensor, fetched, latency, start, ends, memory): few steps wait for shared memory, none covers a tile's end."""
     tensor, fetched, latency, start, ends, memory = each
-    return Rates(tensor, 1e9, fetched, latency, start, ends, 0.0, memory, 8, crowd=crowd, padded=padded, lines=lines)
+    return Rates(tensor, shared, fetched, latency, start, ends, 0.0, memory, 8, crowd=crowd, padded=padded, lines=lines)
 
 
 BESIDE = {
@@ -181,16 +182,16 @@ BESIDE = {
     ("patches", "tf32"): (3.43, _measured(0.80, 42.9, 979, 118, 146, 1300, crowd=1.75, padded=0.05)),
     ("pixels", "bf16"): (2.97, _measured(1.10, 53.2, 394, 200, 10.8, 1450, lines=L2_LINES)),
     ("squares", "bf16"): (4.00, _measured(0.97, 34.1, 101, 2150, 40, 1450)),
-    ("pixels", "tf32"): (2.67, _measured(1.10, 25.6, 4690, 1060, 21.7, 1450)),
+    ("registers", "tf32"): (0.63, _measured(1.10, 43.8, 2950, 3420, 9.18, 1450, shared=129)),
     ("pixels", "fp32"): (4.12, _measured(1.02, 45.3, 256, 2750, 10.0, 1450, lines=L2_LINES)),
-    ("transposed", "fp32"): (0.30, _measured(1.10, 10.4, 4890, 5350, 13.2, 1450)),
+    ("registers", "fp32"): (1.97, _measured(1.10, 90.2, 8970, 1850, 11.1, 1450, shared=248)),
 }
 """Microseconds of a launch, and rates, by kernel and precision, by which a product is compared with those of other engines.
 
 Fitted to 580 times of the tile that RATES choose, of 570 steps on an H100 whose clock is up to 1.98 GHz; ratios within a step count more than times.
 Columns and pixels of two bytes ask L2 for its lines, which are what their steps wait for where channels are no whole lines: without that term the
 rms error of columns is 14 instead of 13 % in bf16 and 8.5 instead of 7.7 % in fp32. Times of tf32 show no such wait.
-Tiles of four bytes come through helper warps that transpose them, which is what the bytes of a step wait for: 26 per cycle in tf32, 10 in two planes.
+Weight gradients of tf32 that read an operand through registers wait for shared memory, which moves 128 bytes a cycle.
 Rates of tiles and these differ as those were fitted to all tiles of large steps on an H200, these to small and large steps beside other engines.
 """
 PLANES_US, PLANES = 0.3, 2.7e6

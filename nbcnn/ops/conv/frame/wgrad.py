@@ -142,7 +142,7 @@ class WeightGradient(Generic[Tile]):
         """Bytes a microsecond of the parts, which are written and read out of L2."""
         raise NotImplementedError
 
-    def choose(self, g: Correlation, target: Target) -> Tile:
+    def choose(self, call: Call, target: Target) -> Tile:
         """The tile for this shape and number of multiprocessors."""
         raise NotImplementedError
 
@@ -237,7 +237,7 @@ class WeightGradient(Generic[Tile]):
             self.bind,
             self.scratch,
             self.refusal,
-            lambda call, target: self.choose(correlation(call), target),
+            self.choose,
             needs=needs,
             candidates=lambda call, target: self.candidates(correlation(call), target),
             traffic=self.traffic,

@@ -50,8 +50,8 @@ class MmaWeightGradient(WeightGradient[PixelTile]):
     def candidates(self, g: Correlation, target: Target) -> list[PixelTile]:
         return list(wgrad_tile.candidates(g, self.kind, target))
 
-    def choose(self, g: Correlation, target: Target) -> PixelTile:
-        return wgrad_tile.choose(g, self.kind, target)
+    def choose(self, call: Call, target: Target) -> PixelTile:
+        return wgrad_tile.choose(correlation(call), self.kind, target)
 
     def microseconds(self, call: Call, moved: float, target: Target) -> float:
         g = correlation(call)

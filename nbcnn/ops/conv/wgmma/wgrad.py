@@ -20,6 +20,7 @@ from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS
 from nbcnn.ops.conv.wgmma import wgrad_square, wgrad_tile
 from nbcnn.ops.conv.wgmma.split import in_planes, own_bytes, split_bytes, traffic_of_planes
 from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
+from nbcnn.ops.conv.wgmma.wgrad_registers import register_product
 from nbcnn.ops.conv.wgmma.wgrad_square import SquareTile
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
 from nbcnn.ops.kernel.call import Call, Impl, Launch
@@ -33,12 +34,12 @@ from nbcnn.plan.graph import Shape
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
-PADDED = {("pixels", "bf16"): 0.60, ("squares", "bf16"): 0.48, ("pixels", "tf32"): 0.05, ("pixels", "fp32"): 0.73, ("transposed", "fp32"): 0.12}
+PADDED = {("pixels", "bf16"): 0.60, ("squares", "bf16"): 0.48, ("pixels", "fp32"): 0.73, ("registers", "tf32"): 0.18, ("registers", "fp32"): 0.08}
 """Power of what channels are padded by (`awkward.padded`), by kernel and precision."""
-PARTS = {("pixels", "bf16"): 6.3e6, ("squares", "bf16"): 6.4e6, ("pixels", "tf32"): 3.7e6, ("pixels", "fp32"): 5.3e6, ("transposed", "fp32"): 9.3e6}
+PARTS = {("pixels", "bf16"): 6.3e6, ("squares", "bf16"): 6.4e6, ("pixels", "fp32"): 5.3e6, ("registers", "tf32"): 26e6, ("registers", "fp32"): 6.7e6}
 """Bytes of the parts a microsecond, by kernel and precision."""
-FOLDED = 1.95
-"""How much longer a gradient behind an upsampling takes in tf32, of which both panels are transposed in shared memory."""
+FOLDED = {"tf32": 2.4, "fp32": 2.1}
+"""How much longer a gradient behind an upsampling takes through registers: helper warps read all of the shifted dy again for the bias gradient."""
 
 
 class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
@@ -61,14 +62,25 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         squares = wgrad_square.candidates(g, target) if self.precision == "bf16" else ()
         return [*wgrad_tile.candidates(g, self.precision, target), *squares]
 
-    def choose(self, g: Correlation, target: Target) -> PixelTile | SquareTile:
-        return min(self.candidates(g, target), key=lambda tile: self.cycles(tile, g, target))
+    def choose(self, call: Call, target: Target) -> PixelTile | SquareTile:
+        """The tile of each kernel by its own rates, the kernel by those that engines are compared with.
+
+        Splitting operands into planes counts half, as in `wgrad_tile.work`: a plan shares planes.
+        """
+        g, best = correlation(call), dict[tuple[str, str], PixelTile | SquareTile]()
+        for tile in sorted(self.candidates(g, target), key=lambda tile: self.cycles(tile, g, target)):
+            best.setdefault(self.kernel(tile), tile)
+
+        def took(tile: PixelTile | SquareTile) -> float:
+            return self.estimate(replace(call, tile=tile), target) - self.work(tile, g).before / PLANES
+
+        return min(best.values(), key=took)
 
     def kernel(self, tile: PixelTile | SquareTile) -> tuple[str, str]:
         """The kernel and the precision, by which rates are named."""
         if isinstance(tile, SquareTile):
             return "squares", self.precision
-        return ("transposed" if tile.planes > tile.planes_in_memory else "pixels"), self.precision
+        return ("registers" if tile.through_registers else "pixels"), self.precision
 
     def work(self, tile: PixelTile | SquareTile, g: Correlation) -> Work:
         return wgrad_square.work(g, tile) if isinstance(tile, SquareTile) else wgrad_tile.work(g, tile)
@@ -79,7 +91,7 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
     def microseconds(self, call: Call, moved: float, target: Target) -> float:
         g, kernel = correlation(call), self.kernel(call.tile)
         (launch, rates), asked = BESIDE[kernel], self.work(call.tile, g)
-        folded = FOLDED if self.precision == "tf32" and is_up(call) else 1.0
+        folded = FOLDED[self.precision] if kernel[0] == "registers" and is_up(call) else 1.0
         if isinstance(call.tile, PixelTile):
             asked = replace(asked, lines=call.tile.lines(g))
         longer = folded * padded(g, 32 if self.element == 4 and self.precision == "tf32" else 64, PADDED[kernel])
@@ -118,7 +130,8 @@ class WgmmaWeightGradient(WeightGradient["PixelTile | SquareTile"]):
         columns = tile.column_tiles(g)
         sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
         args, grid = (maps, partials, partials_b, *map(np.int32, sizes)), (tile.row_tiles(g) * columns, tile.parts(g))
-        return Launch(pixel_product(unsplit(tile), bias), grid, tile.threads(bias != ""), args, shared=tile.shared_bytes, name=call.op)
+        product = register_product if tile.through_registers else pixel_product
+        return Launch(product(unsplit(tile), bias), grid, tile.threads(bias != ""), args, shared=tile.shared_bytes, name=call.op)
 
     def bytes_read(self, tile: PixelTile | SquareTile) -> int:
         return tile.planes_in_memory * tile.element

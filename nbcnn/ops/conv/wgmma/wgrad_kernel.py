@@ -7,7 +7,7 @@ upconv_wgrad: stationary = x, shifted = dy, whose 4×4 taps of stride 2 see ever
 
 One producer thread fills a ring of stages (ring.py); a stage holds BK pixels: panels of both operands, each 128 bytes of one tap's channels.
 Column tiles are whole panels, so a tile may span taps. wgmma can sum over the rows of a tile of bfloat16 (MN-major), so TMA's
-tiles [pixels][channels] need no transpose; those of four-byte elements are transposed on the way: `wgrad_transpose`. Where float32
+tiles [pixels][channels] need no transpose; those of four-byte elements have a product of their own: `wgrad_registers`. Where float32
 comes as three planes of bfloat16 (split.py), each has a tensor map of its own: what lies behind its last pixel reads as zero.
 
 The bias gradient comes out of the same tiles: `wgrad_bias`.
@@ -15,7 +15,7 @@ The bias gradient comes out of the same tiles: `wgrad_bias`.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
@@ -26,14 +26,13 @@ from nbcnn.ops.conv.wgmma.tile import WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPERS, WARP, PixelTile
-from nbcnn.ops.conv.wgmma.wgrad_transpose import transposer
 from nbcnn.ops.kernel.loops import split_pixel
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
+from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d
 from nbcnn.ops.ptx.vector import store2
-from nbcnn.ops.ptx.wgmma import K_STEP, MN_STEP, k_major, mn_major, wgmma_bf16, wgmma_tf32
+from nbcnn.ops.ptx.wgmma import MN_STEP, mn_major, wgmma_bf16
 
 u8, u2 = types.uint64, types.uint16
 
@@ -81,27 +80,19 @@ def _multiply_stage(tile: PixelTile) -> Any:
 
     add 0 forgets the old sums.
     """
-    ROWS, PLANE = tile.BM // tile.groups, tile.plane_bytes >> 4
-    multiply: Any
-    if tile.element == 2:
-        operand, multiply = mn_major(tile.panel_bytes), partial(wgmma_bf16, a_mn_major=True, b_mn_major=True)
-        step_units, half_units, k = MN_STEP, tile.panel_bytes >> 4, 16
-    else:
-        operand, multiply = k_major, wgmma_tf32
-        step_units, half_units, k = K_STEP, 64 * ROW_BYTES >> 4, 8
-
+    ROWS, PLANE, HALF = tile.BM // tile.groups, tile.plane_bytes >> 4, tile.panel_bytes >> 4
     instructions = [
         (
-            multiply(tile.BN, half * tile.BN // 2),
-            half * half_units + step * step_units + plane_a * PLANE,
-            step * step_units + plane_b * PLANE,
+            wgmma_bf16(tile.BN, half * tile.BN // 2, a_mn_major=True, b_mn_major=True),
+            half * HALF + step * MN_STEP + plane_a * PLANE,
+            step * MN_STEP + plane_b * PLANE,
             step == 0 and i == 0,
         )
         for half in range(ROWS // 64)
         for i, (plane_a, plane_b) in enumerate(PRODUCTS[tile.planes])
-        for step in range(tile.BK // k)
+        for step in range(tile.BK // 16)
     ]
-    return products_of_stage(instructions, operand)
+    return products_of_stage(instructions, mn_major(tile.panel_bytes))
 
 
 @cache
@@ -143,10 +134,10 @@ def store_product(tile: PixelTile) -> Any:
 def pixel_product(tile: PixelTile, bias: str) -> Any:
     STAGES, BM, PANEL, CONSUMERS = tile.slots, tile.BM, tile.panel, tile.consumers
     RING, GROUP_BYTES = STAGES * tile.stage_bytes, tile.BM // tile.panel * tile.panel_bytes // tile.groups
-    ACC, PANELS_B, TRANSPOSED = tile.BM * tile.BN // tile.consumers, tile.BN // tile.panel, tile.element == 4
-    ARRIVALS = tile.consumers // WARP + (HELPERS if bias and not TRANSPOSED else 0)
+    ACC, PANELS_B = tile.BM * tile.BN // tile.consumers, tile.BN // tile.panel
+    ARRIVALS = tile.consumers // WARP + (HELPERS if bias else 0)
     init, produce, consume = init_ring(STAGES, ARRIVALS), producer(tile), consumer(tile)
-    store, transpose = store_product(tile), transposer(tile, bias)
+    store = store_product(tile)
     add_up, place = summer(tile, bias == "shifted", planes=tile.planes_in_memory, plane_bytes=tile.plane_bytes), panel_place(tile.panel)
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
     # 16 bytes of a pixel per lane; lanes beyond a pixel of few channels begin anew.
@@ -158,9 +149,9 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
 
         gemm: GM = M, GN = R·S·C, GK = pixels; block tile BM × BN, BK pixels per step.
         grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
-        block: `groups` warpgroups that multiply, a warp whose first thread fetches; then three helper warps that transpose tiles of four bytes, or
-        add up dy if there is a bias. owns: per block BM × BN, per warpgroup BM/groups rows of it.
-        shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·planes_in_memory·steps·BK·(BM + BN) + 4·BM·BN bytes.
+        block: `groups` warpgroups that multiply, a warp whose first thread fetches, three helper warps that add up dy if there is a bias.
+        owns: per block BM × BN, per warpgroup BM/groups rows of it.
+        shared: slots · BK · (BM + BN) · 2 · planes bytes; moves per block: 2·planes·steps·BK·(BM + BN) + 4·BM·BN bytes.
         needs: compute capability 9.0 (wgmma, TMA).
         bias: which operand is dy, "stationary" or "shifted"; "" where no bias gradient is wanted.
         """
@@ -168,7 +159,6 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
         ring = aligned(byte_address_shared(memory))
         full = ring + RING
         empty = full + STAGES * 8
-        ready = full + STAGES * 16 if TRANSPOSED else full
         meeting = full + BARRIERS
         t = cuda.threadIdx.x
         row_tile = cuda.blockIdx.x // column_tiles
@@ -180,25 +170,17 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
         last = min(first + steps, pixel_steps)
         if t == 0:
             init(full, empty)
-            if TRANSPOSED:
-                for stage in range(STAGES):
-                    mbarrier_init(ready + stage * 8, HELPERS)
             fence_mbarrier_init()
         cuda.syncthreads()
         if t >= CONSUMERS:
             if t == CONSUMERS:
                 produce(byte_address_global(maps), ring, full, empty, m0, panel0, panels, first, last, C, P, Q, S, stride, top, left)
             beside = t - (CONSUMERS + WARP)
-            if TRANSPOSED and beside >= 0:
-                transpose(
-                    *(partials_b, ring, full, ready, beside, z, first, last, row_tile, column_tile, column_tiles),
-                    *(m0, panel0, panels, M, C, P, Q, R, S),
-                )
-            if STATIONARY and not TRANSPOSED and beside >= 0:
+            if STATIONARY and beside >= 0:
                 m = m0 + (beside & 31) * 8
                 at = i8(z * column_tiles + column_tile) * M + m if m < M else i8(-1)
                 add_up(partials_b, ring, full, empty, meeting, beside, first, last, first + column_tile, column_tiles, 0, 0, P, Q, at)
-            if SHIFTED and not TRANSPOSED and beside >= 0:
+            if SHIFTED and beside >= 0:
                 chunk = beside & CHUNK_BITS
                 panel = panel0 + (chunk >> 3)
                 r, s, c0 = place(panel, panels, C, S)
@@ -213,7 +195,7 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
         acc = cuda.local.array(ACC, f4)
         for i in range(ACC):
             acc[i] = 0.0
-        consume(acc, ring, ready, empty, (t >> 7) * GROUP_BYTES, t & 31, last - first, 0, 0)
+        consume(acc, ring, full, empty, (t >> 7) * GROUP_BYTES, t & 31, last - first, 0, 0)
         store(acc, partials, t, z, m0, panel0, panels, M, C, R * S, S)
 
     return pixel_product_kernel

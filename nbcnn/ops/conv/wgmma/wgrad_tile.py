@@ -21,6 +21,8 @@ from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 WARP = 32
 HELPERS = 3
 """Helper warps of a block: with them 384 threads, which leaves a consumer the 168 registers that 128 sums need."""
+HELPER_REGISTERS, CONSUMER_REGISTERS = 72, 216
+"""Registers of a thread where two warpgroups read an operand through registers: of 384 threads with 168, which 128 give away to the others."""
 BARRIERS = 256
 HELPED = 4096
 """Bytes in which helper warps bring their sums together."""
@@ -36,11 +38,12 @@ MOST_SPLIT = 132
 class PixelTile(OverPixels):
     """A block's tile BM × BN over pixels in steps of BK; `groups` warpgroups share its rows; `slots` steps are in flight, the stages of its ring.
 
-    element  bytes of an operand's element: 2 (bfloat16) or 4 (tf32), whose tiles are transposed in shared memory, 32 pixels per step.
-    planes   of float32: 3 of bfloat16, made before the product and brought by TMA, or 2 of tf32, made as tiles are transposed. Otherwise 1.
+    element  bytes of an operand's element: 2 (bfloat16) or 4 (tf32), 32 pixels per step, of which the shifted operand goes through registers.
+    planes   of float32: 3 of bfloat16, made before the product and brought by TMA, or 2 of tf32, made by the warps that read them. Otherwise 1.
     split    blocks that share one output tile, over a part of the pixels each.
 
-    A tile lies in shared memory as panels of BK pixels × 128 bytes. BM is `groups` times 64 or 128, BN whole panels.
+    A tile lies in shared memory as panels of BK pixels × 128 bytes. BM is `groups` times 64 or 128, BN whole panels. Of four-byte elements the
+    warpgroups share the columns instead: BN is `groups` times 128, a panel per warp.
     """
 
     BM: int
@@ -56,6 +59,11 @@ class PixelTile(OverPixels):
     def panel(self) -> int:
         """Channels of a panel."""
         return ROW_BYTES // self.element
+
+    @property
+    def through_registers(self) -> bool:
+        """Whether the shifted operand goes through registers, so that the stationary one alone is transposed (`wgrad_registers`)."""
+        return self.element == 4
 
     @property
     def consumers(self) -> int:
@@ -86,8 +94,10 @@ class PixelTile(OverPixels):
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of one step in the ring."""
-        return self.planes * self.plane_bytes
+        """Bytes of one step in the ring: of two planes of tf32 the second is of the transposed operand alone."""
+        if self.through_registers:
+            return self.landed_bytes + (self.planes - 1) * self.BM // self.panel * self.panel_bytes
+        return self.landed_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -124,11 +134,8 @@ _TILES = {
     ),
     "tf32": (
         PixelTile(128, 256, 32, 2, 4, element=4),
-        PixelTile(128, 192, 32, 2, 5, element=4),
-        PixelTile(128, 128, 32, 2, 6, element=4),
-        PixelTile(64, 256, 32, 1, 5, element=4),
-        PixelTile(64, 128, 32, 1, 6, element=4),
-        PixelTile(64, 64, 32, 1, 6, element=4),
+        PixelTile(64, 256, 32, 2, 5, element=4),
+        PixelTile(64, 128, 32, 1, 4, element=4),
     ),
     "fp32": (
         PixelTile(128, 128, 64, 2, 2, planes=3),
@@ -136,9 +143,8 @@ _TILES = {
         PixelTile(64, 128, 64, 1, 3, planes=3),
         PixelTile(64, 64, 64, 1, 2, planes=3),
         PixelTile(64, 64, 64, 1, 4, planes=3),
-        PixelTile(128, 128, 32, 2, 3, element=4, planes=2),
-        PixelTile(64, 128, 32, 1, 4, element=4, planes=2),
-        PixelTile(64, 64, 32, 1, 6, element=4, planes=2),
+        PixelTile(64, 256, 32, 2, 4, element=4, planes=2),
+        PixelTile(64, 128, 32, 1, 6, element=4, planes=2),
     ),
 }
 
@@ -154,17 +160,23 @@ def compulsory_bytes(g: Correlation, element: int) -> float:
 
 
 def work(g: Correlation, tile: PixelTile) -> Work:
-    """What the launch asks for: tiles of four-byte elements are read, transposed and written once more for each plane."""
+    """What the launch asks for. Through shared memory go the tiles that TMA writes, and what wgmma reads of them; of four-byte elements wgmma reads
+    the stationary operand alone, once for every 64 columns, which helper warps read and write once more for each plane.
+    """
     # No other warpgroup multiplies while a lone one adds what a step of planes has made to its sums.
-    promoted = _PROMOTION * tile.BM * tile.BN / tile.consumers if tile.planes_in_memory > 1 and tile.groups == 1 else 0.0
-    products, through = len(PRODUCTS[tile.planes]), 2 + tile.planes if tile.element == 4 else 1
+    promoted = _PROMOTION * tile.BM * tile.BN / tile.consumers if tile.planes > 1 and tile.groups == 1 else 0.0
+    products = len(PRODUCTS[tile.planes])
+    if tile.through_registers:
+        read = tile.BK * tile.element * (tile.BN + (1 + tile.planes) * tile.BM + products * tile.BN // 64 * tile.BM)
+    else:
+        read = products * tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element
     return Work(
         tiles=tile.row_tiles(g) * tile.column_tiles(g) * tile.parts(g),
         together=_SHARED_OF_MULTIPROCESSOR // (tile.shared_bytes + _RESERVED),
         steps=tile.steps(g),
         ahead=tile.slots,
         tensor=products * tile.BM * tile.BN * tile.BK / (2048 if tile.element == 2 else 1024) + promoted,
-        shared=through * tile.landed_bytes + products * tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element,
+        shared=tile.landed_bytes + read,
         fetched=tile.landed_bytes,
         ends=4.0 * tile.BM * tile.BN,
         memory=compulsory_bytes(g, tile.planes_in_memory * tile.element),

@@ -3,11 +3,11 @@
 tf32 wgmma takes K-major operands alone, rows of the pixels it sums over; TMA brings rows of channels. Three warps stand between
 producer and consumers: one reads a panel of 32 pixels × 32 channels into its registers, one channel per lane, and writes it back to
 the same place, one channel per row, in the swizzle that wgmma expects. Neither way do lanes meet in a bank. Barrier `transposed[stage]`
-then says what `full[stage]` says elsewhere.
+then says what `full[stage]` says elsewhere. The stationary operand alone is transposed (`wgrad_registers`).
 
-fp32: an element leaves as two tf32 values, v = high + low within 2^-24·|v|, low in a second plane of the stage.
+fp32: an element leaves as two tf32 values, v = high + low within 2^-24·|v|, low in a second plane behind the stage's panels.
 
-A lane then holds 32 pixels of a channel of dy: the bias gradient is the sum of them, shared out as in `wgrad_bias`.
+A lane then holds 32 pixels of a channel: the bias gradient is the sum of dy's, shared out as in `wgrad_bias`. A shifted dy is read for it alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.wgmma.ring import next_stage
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, PixelTile
-from nbcnn.ops.kernel.loops import split_pixel, unrolled
+from nbcnn.ops.kernel.loops import ceil_div, split_pixel, unrolled
 from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbcnn.ops.ptx.shared import load_words_1, store_words_4
@@ -28,20 +28,28 @@ from nbcnn.ops.ptx.tma import fence_async_shared
 _ALL = 0xFFFFFFFF
 
 
+@jit(device=True)
+def read_panel(values, at, lane):
+    """values[0:32]: the pixels of this lane's channel, of the panel at `at`."""
+    column = at + ((lane >> 2) * 16 + (lane & 3) * 4)
+    for pixel in range(32):
+        values[pixel] = bits_float(load_words_1((column ^ (pixel & 7) * 16) + pixel * 128))
+
+
 @cache
-def transpose_panel(tile: PixelTile) -> Any:
-    """Device function (values, at, lane): the panel at `at` transposed in place; values[0:32]: the pixels of this lane's channel."""
+def write_panel(tile: PixelTile) -> Any:
+    """Device function (values, at, lane): what all lanes have read to the panel at `at`, one channel per row.
+
+    Of each eight pixels come the even ones first, as `wgrad_registers` wants them.
+    """
     SPLIT, LOW = tile.planes == 2, tile.landed_bytes
 
     @jit(device=True)
     def run(values, at, lane):
-        column = at + ((lane >> 2) * 16 + (lane & 3) * 4)
-        for pixel in range(32):
-            values[pixel] = bits_float(load_words_1((column ^ (pixel & 7) * 16) + pixel * 128))
-        cuda.syncwarp()
         row = at + (lane * 128 + (lane & 7) * 16)
         for q in range(8):
-            a, b, c, d = values[4 * q], values[4 * q + 1], values[4 * q + 2], values[4 * q + 3]
+            i = 8 * (q // 2) + q % 2
+            a, b, c, d = values[i], values[i + 2], values[i + 4], values[i + 6]
             to = row ^ q * 16
             if SPLIT:
                 e, f, g, h = tf32(a), tf32(b), tf32(c), tf32(d)
@@ -85,14 +93,19 @@ def add_pixels(values, wanted):
     return (_first(values, wanted) + _second(values, wanted)) + (_third(values, wanted) + _fourth(values, wanted))
 
 
+def _panels(tile: PixelTile, bias: str) -> int:
+    """Panels of a stage that helper warps read: those that they transpose, and those of a dy that is not."""
+    return (tile.BM + (tile.BN if bias == "shifted" else 0)) // tile.panel
+
+
 @cache
 def _transpose_share(tile: PixelTile, bias: str, i: int) -> Any:
     """Device function: transpose panel 3i + warp of a stage; sums[i] += this step's share of the bias gradient."""
-    BM, PANEL_BYTES = tile.BM, tile.panel_bytes
-    PANELS_A, PANELS = BM // tile.panel, (BM + tile.BN) // tile.panel
+    PANEL_BYTES, PANELS_A = tile.panel_bytes, tile.BM // tile.panel
+    PANELS = _panels(tile, bias)
     FIRST, SHARE = i * HELPERS, i
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
-    transpose, place = transpose_panel(tile), panel_place(tile.panel)
+    write, place = write_panel(tile), panel_place(tile.panel)
 
     @jit(device=True)
     def wanted_of(r, s, P, Q, odd_rows, odd_columns):
@@ -105,8 +118,11 @@ def _transpose_share(tile: PixelTile, bias: str, i: int) -> Any:
     def run(sums, here, lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns):
         values = cuda.local.array(32, f4)
         panel = warp + FIRST
-        if panel < PANELS:
-            transpose(values, here + panel * PANEL_BYTES, lane)
+        if panel < PANELS_A or (panel < PANELS and due):
+            read_panel(values, here + panel * PANEL_BYTES, lane)
+            if panel < PANELS_A:
+                cuda.syncwarp()
+                write(values, here + panel * PANEL_BYTES, lane)
             if STATIONARY and panel < PANELS_A and due:
                 sums[SHARE] += add_pixels(values, -1)
             if SHIFTED and panel >= PANELS_A and due:
@@ -119,7 +135,7 @@ def _transpose_share(tile: PixelTile, bias: str, i: int) -> Any:
 @cache
 def _store_share(tile: PixelTile, bias: str, i: int) -> Any:
     """Device function: sums[i] to partials_b[z][column tile][m] where dy is stationary, [z][tap][c] where it is shifted."""
-    PANELS_A, PANELS, PANEL = tile.BM // tile.panel, (tile.BM + tile.BN) // tile.panel, tile.panel
+    PANELS_A, PANELS, PANEL = tile.BM // tile.panel, _panels(tile, bias), tile.panel
     FIRST, SHARE = i * HELPERS, i
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
     place = panel_place(tile.panel)
@@ -145,7 +161,7 @@ def _store_share(tile: PixelTile, bias: str, i: int) -> Any:
 def transposer(tile: PixelTile, bias: str) -> Any:
     """Device function for the helper warps: transpose the panels of every stage, a third of them each; then store the bias gradient's share."""
     STAGE, BK, advance = tile.stage_bytes, tile.BK, next_stage(tile.slots)
-    SHARES = -(-(tile.BM + tile.BN) // tile.panel // HELPERS)
+    SHARES = ceil_div(_panels(tile, bias), HELPERS)
     STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
     transpose = unrolled([_transpose_share(tile, bias, i) for i in range(SHARES)])
     store = unrolled([_store_share(tile, bias, i) for i in range(SHARES)])
