@@ -16,7 +16,7 @@ from nbcnn.files.errors import UsageError
 EXAMPLES = (
     "python -m nbcnn ladder",
     "python -m nbcnn ladder --batch 1 --json",
-    "python -m nbcnn ladder --save --chart nbcnn/lab/results/ladder.png",
+    "python -m nbcnn ladder --save --chart ladder.png",
     "python -m nbcnn ladder --compare nbcnn/lab/results/nvidia-h200.json",
     "python -m nbcnn ladder --cuda-cores --save",
     "python -m nbcnn ladder --hopper --save",
