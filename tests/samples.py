@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+
 from nbcnn.lab.measure import results
+from nbcnn.lab.studies.shown import packed
 
 DEVICE = "NVIDIA H200 (compute capability 9.0)"
 
@@ -38,6 +41,17 @@ def rung(mode, precision, per_second, **more):
         "planned_bytes": {"arena": 800 << 20, "data set": 150 << 20},
     }
     return row | more
+
+
+def shown():
+    """What a training of three classes of images of 2×2 pixels makes."""
+    images = np.arange(6 * 12, dtype=np.uint8).reshape(6, 3, 2, 2)
+    return {
+        **{"what": "shown", "model": "autoencoder", "dataset": "cifar10", "device": DEVICE, "mode": "cudacore", "precision": "fp32", "epochs": 2},
+        **{"training_images": 8000, "train_losses": [0.04, 0.02], "test_losses": [0.03, 0.0125], "classes": ["cat", "dog", "ship"]},
+        **{"samples": packed(images), "made": packed(images[::2]), "mistakes": packed(images[:2]), "true": [0, 1], "said": [1, 2]},
+        **{"looked": 400, "wrong": 150},
+    }
 
 
 def phase(mode, seconds, form="plain", precision="fp32", **more):
@@ -299,6 +313,7 @@ def every_kind():
         | {
             "ladder-256": rungs,
             "phases-64": phases(),
+            "shown": [shown()],
             "climb-256": kernel_ladder(("serial", "1 thread", "2 halo"), (0.001, 2.0, 4.0)),
             "sums-256": kernel_ladder(("1 thread", "2 tree"), (0.1, 2.0)),
             "hopper-1024": hopper(),

@@ -19,7 +19,7 @@ from PIL import Image
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import results, rung, timing
 from nbcnn.lab.measure.plans import training_plan
-from nbcnn.lab.report import classes, phases, readme
+from nbcnn.lab.report import classes, phases, readme, shown
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report.stamp import digest, stamped
 from nbcnn.lab.report.tables import GPU, section
@@ -144,7 +144,7 @@ def test_the_drawn_pictures_agree_with_the_results(tmp_path):
         if kept.exists():
             assert (tmp_path / name).read_text() == kept.read_text(), "run `python -m nbcnn.lab.report.readme`"
             ElementTree.parse(kept)
-    assert {path.name for path in (readme.DOCS / "pictures").glob("*.svg")} <= {front.PICTURE, classes.CONFUSION, phases.PICTURE}
+    assert {path.name for path in (readme.DOCS / "pictures").glob("*.svg")} <= {front.PICTURE, classes.CONFUSION, phases.PICTURE, shown.CURVES}
 
 
 def test_easy_and_hard_classes_and_mistakes_are_those_of_the_matrix(tmp_path, monkeypatch):

@@ -49,6 +49,9 @@ ENVIRONMENT = {
     "command": str,
 }
 
+_IMAGES = {"shape": [int], "zlib": str}
+"""Images uint8 (n, C, H, W): their bytes, compressed, as text."""
+
 _RUNG = {
     "mode": str,
     "precision": str,
@@ -362,6 +365,31 @@ KINDS: dict[str, tuple[str, Any]] = {
         ],
     ),
     "quality": ("what the project's own commands printed: training, features, classification", [{"what": str, "seed?": int, "wall_seconds": float}]),
+    "shown": (
+        "what a training makes: losses by epoch, and test images as small arrays: samples by class, what is made of the first of each, mistakes",
+        [
+            {
+                "what": str,
+                "model": str,
+                "dataset": str,
+                "device": str,
+                "mode": str,
+                "precision": str,
+                "training_images": int,
+                "epochs": int,
+                "train_losses": [float],
+                "test_losses": [float],
+                "classes": [str],
+                "samples": _IMAGES,
+                "made": _IMAGES,
+                "mistakes": _IMAGES,
+                "true": [int],
+                "said": [int],
+                "looked": int,
+                "wrong": int,
+            }
+        ],
+    ),
     "suite": (
         "the GPU suite (`python -m pytest -m gpu --save-suite`): tests that passed, the names of those that failed, how many were skipped by reason",
         [{"passed": int, "failed": [str], "skipped": {str: int}, "seconds": float}],

@@ -24,6 +24,7 @@ from nbcnn.lab.report import (
     readme_onnx,
     readme_scaling,
     sections,
+    shown,
     support,
 )
 from nbcnn.lab.report import readme_front as front
@@ -136,6 +137,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **kernel_ladders.TABLES,
     **phases.TABLES,
     **classes.TABLES,
+    **shown.TABLES,
     **compilers.TABLES,
     **learning.TABLES,
     **readme_onnx.TABLES,
@@ -178,6 +180,7 @@ def main() -> int:
     front.chart(DOCS / "pictures" / front.PICTURE)
     phases.chart(DOCS / "pictures" / phases.PICTURE)
     classes.chart(DOCS / "pictures" / classes.CONFUSION)
+    shown.charts(DOCS / "pictures")
     rungs, environment = section(GPU, LADDER)
     rung_chart(rungs, RESULTS / "ladder.png", f"{environment['device'].split(' (')[0]}, batch {front.BATCH}")
     tensorcore.chart(RESULTS / "precisions.png")

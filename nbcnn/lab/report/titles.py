@@ -13,6 +13,7 @@ KINDS: Mapping[str, str] = {
     "convs": "Convolutions",
     "op": "One op",
     "ladder": "The ladder",
+    "shown": "What a training makes",
     "phases": "Trainings in every phase of the climb",
     "climb": "The ladder for CUDA cores",
     "sums": "A ladder of sums",
