@@ -167,7 +167,7 @@ def _tensorcore(precision: str) -> Row:
 
 
 MODES: Mapping[tuple[str, str], Row] = {
-    (row.mode, row.precision): replace(row, fallbacks=tuple((part, fused.with_activations(ops)) for part, ops in row.fallbacks))
+    (row.mode, row.precision): replace(row, fallbacks=tuple((part, activations.with_activations(ops)) for part, ops in row.fallbacks))
     for row in (
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
         Row("naive", "fp32", "gpu", "NCHW", (("naive", _NAIVE),)),

@@ -37,8 +37,9 @@ from nbcnn.ops.activations.activation import Activation, frozen
 from nbcnn.ops.conv import fused
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.losses import pairs
+from nbcnn.ops.norms import batch_reference
 from nbcnn.ops.update.rule import MOST_NUMBERS, MOST_STATES, Rule
-from nbcnn.plan.op import MAPS, Map, Op
+from nbcnn.plan.op import MAPS, Op
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BUILTINS = {"abs", "min", "max", "int", "float", "bool", "range"}
@@ -101,11 +102,11 @@ def activation(
     kind = _class(name, Elementwise, numbers, {"kind": name, "reads": reads, "__doc__": doc, **more})
     table.ACTIVATIONS[name] = made
     MAPS.add(name)
-    modes.REFERENCES.update(fused.activated(made))
+    modes.REFERENCES.update(fused.activated(made) | batch_reference.activated(made))
     for row in modes.MODES.values():
         _enter(row, Op("relu", "fprop"), table.host_of(made) if row.device == "host" else table.ops_of(made))
         for _, ops in row.fallbacks:
-            ops.update(fused.with_activations(ops, [name]))
+            ops.update(table.with_activations(ops, [name]))
     return kind
 
 
@@ -286,7 +287,7 @@ def forget(*names: str) -> None:
             entries.pop(name, None)
         MAPS.discard(name)
         for ops in (modes.REFERENCES, *(ops for row in modes.MODES.values() for _, ops in row.fallbacks)):
-            for op in (Op(name), Op(name, "fprop"), Op(name, "dgrad"), *fused.activated_ops(name)):
+            for op in (Op(name), Op(name, "fprop"), Op(name, "dgrad"), *table.activated_ops(name)):
                 ops.pop(op, None)
         description.DECLARED.pop(kind.__name__, None)
         for function in [function for function, made in _of_functions.items() if made is kind]:
@@ -313,7 +314,7 @@ def _check_name(name: str, taken: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(f"a name has small letters, digits and underscores, and begins with a letter; got {quoted(name)}")
     printed = {str(op) for op in (*(op for row in modes.MODES.values() for op in row.ops), *modes.REFERENCES)}
-    own = (Op(name, "fprop"), Op(name, "dgrad"), Op("conv", "fprop", after=(Map(name),)))
+    own = (Op(name, "fprop"), Op(name, "dgrad"), *table.activated_ops(name))
     made = {name, *map(str, own)}  # relu_pool would make the conv_relu_pool_fprop that is there
     if name not in _declared and (name in taken or made & printed or _words(name) in description.known_layers()):
         raise UsageError(f"nbcnn has a {name} of its own: choose another name")

@@ -36,7 +36,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from nbcnn.plan.graph import Buf, Fusion, Step
-from nbcnn.plan.op import MAPS, Add, Bias, Keep, Loss, Map, Mask, Moments, Norm, Op, Pool, Unpool, undone
+from nbcnn.plan.op import MAPS, Add, Bias, Keep, Loss, Map, Mask, Moments, Norm, Op, Pool, Unpool, split_attrs, undone
 from nbcnn.plan.rewriting import Cost, Steps, alike, free, like
 from nbcnn.plan.shapes import numel
 
@@ -232,7 +232,7 @@ def _normed(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
     The norm's gradient makes the map's input once more, so no other step may read that; behind a sum it reads the map's output, and writes the
     gradient of the other value, too.
     """
-    if step.op != Op(step.op.kind, "fprop") or not len(step.ins) == len(step.outs) == 1 or step.attrs:
+    if step.op != Op(step.op.kind, "fprop") or not len(step.ins) == len(step.outs) == 1:
         return ()
     (y,), (z,) = step.ins, step.outs
     back = Op(step.op.kind, "dgrad")
@@ -244,7 +244,7 @@ def _normed(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
     for norm in sorted((each for each in norms if each), key=lambda each: steps.index[each]):
         after = (*((Add(),) if total else ()), Map(step.op.kind))
         op, gradient = replace(norm.op, after=after), Op("batchnorm", "grads", before=undone(after))
-        if op not in ops:
+        if op not in ops or norm.attrs.keys() & step.attrs.keys():
             continue
         for mask in masks:
             dy = mask.outs[0]
@@ -256,9 +256,9 @@ def _normed(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
                 made = replace(grads, op=gradient, ins=(mask.ins[0], x, z, weight, mean, rstd), outs=(grads.outs[0], dy, *grads.outs[1:]))
                 steps.put(mask, [made], grads)
             else:
-                steps.put(grads, [replace(grads, op=gradient, ins=(mask.ins[0], x, weight, bias, mean, rstd))], mask)
+                steps.put(grads, [replace(grads, op=gradient, ins=(mask.ins[0], x, weight, bias, mean, rstd), attrs=mask.attrs)], mask)
         others = [buf for buf in total.ins if buf.root is not norm.outs[0].root] if total else []
-        made = replace(norm, op=op, ins=(*norm.ins, *others), outs=(z, *norm.outs[1:]))
+        made = replace(norm, op=op, ins=(*norm.ins, *others), outs=(z, *norm.outs[1:]), attrs={**norm.attrs, **step.attrs})
         return steps.put(step, [made], norm, total) if total else steps.put(norm, [made], step)
     return ()
 
@@ -270,9 +270,9 @@ def _with_moments(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step
     # The convolution comes to where the norm is, so that a layer that is called twice moves its running statistics in the order of the calls.
     if conv is None or op not in ops or apply not in ops or not steps.first(step):
         return ()
-    (y, *kept), attrs = step.outs, {**conv.attrs, **step.attrs}
-    first = replace(conv, op=op, ins=(*conv.ins, *step.ins[3:5]), outs=(*conv.outs, *kept), attrs=attrs)
-    return steps.put(step, [first, Step(apply, (*step.ins[:3], *kept[:2], *step.ins[5:]), (y,), {}, step.scope)], conv)
+    (y, *kept), (statistics, parameters) = step.outs, split_attrs(step.attrs)
+    first = replace(conv, op=op, ins=(*conv.ins, *step.ins[3:5]), outs=(*conv.outs, *kept), attrs={**conv.attrs, **statistics})
+    return steps.put(step, [first, Step(apply, (*step.ins[:3], *kept[:2], *step.ins[5:]), (y,), parameters, step.scope)], conv)
 
 
 def _folded(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
@@ -282,13 +282,15 @@ def _folded(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
     inference = step.op.plain == Op("batchnorm", "infer") and not step.op.has(Add)
     conv = steps.between(step.ins[0], Op("conv", "fprop")) if inference else None
     op, fold = Op("conv", "fprop", after=step.op.after), Op("batchnorm", "fold")
-    if conv is None or op not in ops or fold not in ops:
+    statistics, parameters = split_attrs(step.attrs)
+    if conv is None or op not in ops or fold not in ops or conv.attrs.keys() & parameters.keys():
         return ()
     x, weight, *bias = conv.ins
     # One axis, so that no row of the op table rounds the filters before they are packed.
     filters, shift = Buf(f"{conv.scope}.folded", (numel(weight.shape),)), Buf(f"{conv.scope}.shift", (weight.shape[0],))
-    folding = Step(fold, (weight.reshaped(filters.shape), *bias, *step.ins[1:]), (filters, shift), step.attrs, step.scope)
-    return steps.put(conv, [folding, replace(conv, op=op, ins=(x, filters.reshaped(weight.shape), shift), outs=step.outs)], step)
+    folding = Step(fold, (weight.reshaped(filters.shape), *bias, *step.ins[1:]), (filters, shift), statistics, step.scope)
+    made = replace(conv, op=op, ins=(x, filters.reshaped(weight.shape), shift), outs=step.outs, attrs={**conv.attrs, **parameters})
+    return steps.put(conv, [folding, made], step)
 
 
 def _mapped(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
@@ -299,7 +301,7 @@ def _mapped(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
     if before is None or len(before.ins) != MAPPED[before.op] or not alike(step.ins[0], step.outs[0]):
         return ()
     op = replace(before.op, after=(Map(step.op.kind),))
-    if op not in ops:
+    if op not in ops or before.attrs.keys() & step.attrs.keys():
         return ()
     made = replace(before, op=op, outs=(like(step.outs[0], before.outs[0]),), attrs={**before.attrs, **step.attrs})
     return steps.put(before, [made], step)

@@ -10,9 +10,10 @@ A name that comes in from outside is looked up among the ops of the table of mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Loss:
     kind: str
 
 
+STATISTICS = ("eps", "momentum", "ranks")
+"""What the statistics of a batch norm are made with; its other attributes are the parameters of the map behind it."""
 MAPS: set[str] = set()
 """Kinds of ops that make each element of the same element of their operand: the table of activations enters its names."""
 
@@ -139,6 +142,11 @@ class Op:
     def mask(self) -> str:
         """The activation by whose gradient its results are multiplied, "" without one."""
         return next((part.name for part in self.after if isinstance(part, Mask)), "")
+
+
+def split_attrs(attrs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The attributes of a batch norm that its statistics are made with, and the parameters of the map behind it."""
+    return tuple({name: value for name, value in attrs.items() if (name in STATISTICS) == made} for made in (True, False))  # type: ignore[return-value]
 
 
 def undone(after: tuple[Part, ...]) -> tuple[Part, ...]:

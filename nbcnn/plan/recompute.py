@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from nbcnn.plan.graph import Buf, Planned, Step
-from nbcnn.plan.op import Op
+from nbcnn.plan.op import Op, split_attrs
 
 AGAIN = " again"
 """The end of the names of what is made for the second time."""
@@ -72,7 +72,7 @@ def _again(step: Step, ops: Container[Op]) -> Step | None:
     x, weight, bias, _, _, *others = step.ins
     y, mean, rstd = step.outs[:3]
     others = [] if op.direction == "together" else others  # its last operand are the parts of the statistics of all ranks
-    return Step(again, (x, weight, bias, mean, rstd, *others), (y,), {}, step.scope)
+    return Step(again, (x, weight, bias, mean, rstd, *others), (y,), split_attrs(step.attrs)[1], step.scope)
 
 
 def _there(root: Buf, at: int, last: dict[Buf, int], writers: dict[Buf, list[int]]) -> bool:

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from compiled import assert_lean, on_every_arch
+from gradients import assert_same_gradients
 
 import nbcnn
 from nbcnn.check import gradcheck
@@ -25,9 +26,11 @@ from nbcnn.ops.images import gather
 from nbcnn.ops.losses.pairs import LOSSES
 from nbcnn.ops.update.advance import EPOCH, POSITION, SEED
 from nbcnn.ops.update.random import philox4x32
+from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Tape, trace
 from nbcnn.plan.graph import named as layers_named
 from nbcnn.plan.merging import merge
+from nbcnn.plan.storage import decode, encode
 from nbcnn.run.net import Net
 
 EPS = float(np.finfo(np.float32).eps)
@@ -259,6 +262,21 @@ def test_what_reads_its_output_is_an_epilogue_in_training(own):
     assert (str(step.op), step.attrs["scale"]) == ("conv_soft_sign_fprop", 0.5)
 
 
+@pytest.mark.parametrize("key", [key for key in MODES if key[0] != "cpu"], ids="-".join)
+def test_a_norm_applies_it_in_training(own, key, device, rng):
+    """With a parameter and without, of the input and of the output: the norm makes it, and its gradient."""
+    if gpu_device.SIMULATOR and key[0] == "tensorcore" and SIMULATED_CAPABILITY < (8, 0):
+        pytest.skip("the simulated GPU has no tensor cores, unless NBCNN_SIMULATOR=80")
+    body = [nbcnn.BatchNorm2d(), own["mish"].Mish(), nbcnn.BatchNorm2d(), own["softsign"].Softsign(scale=0.5), nbcnn.Conv2d(2, 1), nbcnn.MSE()]
+    plain, made = (Net(body, (2, 4, 4), mode=mode, precision=precision, seed=3) for mode, precision in (("cpu", "fp32"), key))
+    ops = {str(step.op) for step in made.record_gradients(3).steps}
+    assert {f"batchnorm_{name}_{path}" for name in ("mish", "soft_sign") for path in ("fprop", "grads")} <= ops
+    assert not {"mish_fprop", "mish_dgrad", "soft_sign_fprop", "soft_sign_dgrad"} & ops
+    x = decode(encode(rng.standard_normal((3, 2, 4, 4)).astype(np.float32), STORE[key[1]]), STORE[key[1]])
+    # Five layers forward and back, of sums over 48 pixels.
+    assert_same_gradients(plain, made, x, None, limit=2 * 5 * parity_bound(48, key[1]))
+
+
 def test_what_is_wrong_with_a_declaration_is_said(own):
     def square(x):
         return x * x
@@ -292,6 +310,7 @@ def test_what_is_wrong_with_a_declaration_is_said(own):
         (lambda: nbcnn.activation("square", square, square), "square must take 2 arguments, it takes 1"),
         (lambda: nbcnn.activation("relu", square, right), "nbcnn has a relu of its own"),
         (lambda: nbcnn.activation("relu_pool", square, right), "nbcnn has a relu_pool of its own"),
+        (lambda: nbcnn.activation("add_relu", square, right), "nbcnn has a add_relu of its own"),
         (lambda: nbcnn.activation("linear", square, right), "nbcnn has a linear of its own"),
         (lambda: nbcnn.activation("Square", square, right), "a name has small letters"),
         (lambda: nbcnn.activation("square", square, right, reads="z"), 'reads must be "x" or "y"'),

@@ -171,11 +171,21 @@ def _between_norms() -> list[Any]:
     return [Conv2d(64, 3, padding=1), *(layer for each in norms for layer in each), *block, Flatten(), Linear(10), SoftmaxCrossEntropy()]
 
 
+def _activations() -> list[Any]:
+    """Every activation."""
+    layers = [kind() for kind in vars(activations).values() if isinstance(kind, type) and issubclass(kind, Elementwise) and kind is not Elementwise]
+    return [*layers, GELU(approximate="tanh"), whitening.Root()]
+
+
+def _normed() -> list[Any]:
+    """Every activation behind a norm behind a convolution."""
+    made = [part for layer in _activations() for part in (Conv2d(16, 3, padding=1), BatchNorm2d(), layer)]
+    return [*made, Flatten(), Linear(10), SoftmaxCrossEntropy()]
+
+
 def _doubled() -> list[Any]:
     """Every activation behind a convolution of a doubled image."""
-    layers = [kind() for kind in vars(activations).values() if isinstance(kind, type) and issubclass(kind, Elementwise) and kind is not Elementwise]
-    layers += [GELU(approximate="tanh"), whitening.Root()]
-    made = [part for layer in layers for part in (Upsample2d(2), Conv2d(16, 3, padding=1), layer, MaxPool2d(2))]
+    made = [part for layer in _activations() for part in (Upsample2d(2), Conv2d(16, 3, padding=1), layer, MaxPool2d(2))]
     return [Conv2d(16, 3, padding=1), *made, Flatten(), Linear(10), SoftmaxCrossEntropy()]
 
 
@@ -199,16 +209,12 @@ USERS = (
     User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
     User("Upsample2d + Conv2d + activations", "layers that become one op", _doubled, SMALL),
     User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
-    User("Conv2d + BatchNorm2d + ReLU", "layers that become one op", _behind_conv(BatchNorm2d(), ReLU()), SMALL),
+    User("Conv2d + BatchNorm2d + activations", "layers that become one op", _normed, SMALL),
     User(
         "BatchNorm2d (few pixels)",
         "layer, images that clusters of blocks hold",
         _classifier(Conv2d(128, 3, padding=1), MaxPool2d(4), BatchNorm2d(), ReLU()),
         SMALL,
-    ),
-    *(
-        User(f"Conv2d + BatchNorm2d + {type(layer).__name__}", "layers that become one op", _behind_conv(BatchNorm2d(), layer), SMALL)
-        for layer in (GELU(), ReLU6(), HardSwish(), Swish())
     ),
     User("BatchNorm2d between Conv2d", "layers, norms whose gradients the convolutions behind them begin", _between_norms, COLOUR, (1024,)),
     User(

@@ -262,7 +262,7 @@ def _threshold_gradient(dy, x, limit, value):
     return 0.0 if x <= limit else dy
 
 
-RELU = Activation("relu", relu, _relu_gradient, "y", arrays=(_relu_on_arrays, _relu_gradient_on_arrays))
+RELU = Activation("relu", relu, _relu_gradient, "y", gates=True, arrays=(_relu_on_arrays, _relu_gradient_on_arrays))
 SWISH = Activation("swish", _swish, _swish_gradient)
 FUNCTIONS = (
     RELU,
@@ -273,14 +273,14 @@ FUNCTIONS = (
     Activation("gelu_tanh", _gelu_tanh, _gelu_tanh_gradient),
     Activation("tanh", _tanh, _tanh_gradient, "y"),
     Activation("elu", _elu, _elu_gradient, "y", {"alpha": 0.8}),
-    Activation("relu6", _relu6, _relu6_gradient, "y", arrays=(_relu6_on_arrays, _relu6_gradient_on_arrays)),
+    Activation("relu6", _relu6, _relu6_gradient, "y", gates=True, arrays=(_relu6_on_arrays, _relu6_gradient_on_arrays)),
     Activation("hard_swish", _hard_swish, _hard_swish_gradient),
     Activation("root", _root, _root_gradient, "x", {"offset": 0.01}),
     Activation("abs", _abs, _abs_gradient),
-    Activation("clip", _clip, _clip_gradient, "x", {"low": -0.5, "high": 0.75}),
+    Activation("clip", _clip, _clip_gradient, "x", {"low": -0.5, "high": 0.75}, gates=True),
     Activation("power", _power, _power_gradient, "x", {"exponent": 2.0}),
     Activation("scale", _scale, _scale_gradient, "x", {"factor": -1.5, "shift": 0.25}),
     Activation("softplus", _softplus, _softplus_gradient, "y"),
-    Activation("threshold", _threshold, _threshold_gradient, "x", {"limit": 0.125, "value": -0.25}),
+    Activation("threshold", _threshold, _threshold_gradient, "x", {"limit": 0.125, "value": -0.25}, gates=True),
 )
 """All of them, with the parameters that their cases have."""

@@ -8,20 +8,18 @@ Tensors have any shape. The layer of the same name stands in nbcnn/nn/activation
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import jit
 from nbcnn.ops.activations.activation import Activation
 from nbcnn.ops.activations.functions import FUNCTIONS
 from nbcnn.ops.kernel.call import Call, Impl, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import same, supports
 from nbcnn.ops.kernel.traffic import streamed
-from nbcnn.plan.op import MAPS, Op, Pool
+from nbcnn.plan.op import MAPS, Map, Op, Pool, undone
 
 ACTIVATIONS = {each.name: each for each in FUNCTIONS}
 """By name: the ops are their fprop and dgrad."""
@@ -61,23 +59,20 @@ def applied(after: Any) -> tuple[bool, Any]:
     return (False, same) if after is None or isinstance(after, str) else (True, after)
 
 
-@jit(device=True)
-def _passed_on(dy, z):
-    return dy
+def activated_ops(name: str) -> tuple[Op, ...]:
+    """The fused ops whose kernels take any activation as a device function: conv_NAME_fprop, upconv_NAME_fprop, batchnorm_NAME_fprop, _infer, _apply
+    and _grads.
+    """
+    after = (Map(name),)
+    convolved = (Op("conv", "fprop", after=after), Op("upconv", "fprop", after=after))
+    return *convolved, *(Op("batchnorm", path, after=after) for path in ("fprop", "infer", "apply")), Op("batchnorm", "grads", before=undone(after))
 
 
-@cache
-def gradient_of(activation: str) -> Any:
-    """Device function (dy, z) -> the gradient of z, of which an activation without parameters is taken; "": none is."""
-    if not activation:
-        return _passed_on
-    function, gradient = ACTIVATIONS[activation].function, ACTIVATIONS[activation].gradient
-
-    @jit(device=True)
-    def reads_y(dy, z):
-        return gradient(dy, function(z))
-
-    return reads_y if ACTIVATIONS[activation].reads == "y" else gradient
+def with_activations(ops: Mapping[Op, Impl], names: Iterable[str] = ACTIVATIONS) -> dict[Op, Impl]:
+    """`ops`, and where they have one of `activated_ops` with a ReLU the same with the other activations."""
+    relus = [ops.get(op) for op in activated_ops("relu")]
+    made = {op: relu for name in names for op, relu in zip(activated_ops(name), relus, strict=True) if relu is not None}
+    return {**ops, **made}
 
 
 def _gradient(each: Activation) -> Gradient:

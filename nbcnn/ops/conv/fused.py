@@ -32,14 +32,13 @@ Their signatures; images NHWC only:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from nbcnn.ops.activations.activation import Activation
-from nbcnn.ops.activations.table import ACTIVATIONS
+from nbcnn.ops.activations.table import ACTIVATIONS, activated_ops
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
-from nbcnn.ops.kernel.call import Impl
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.plan.op import Add, Loss, Map, Mask, Op, Pool, Unpool
 from nbcnn.plan.shapes import ConvShape, numel
@@ -58,26 +57,14 @@ def activated(activation: Activation) -> dict[Op, Callable[..., None]]:
         upconv_fprop(x, w, b, y)
         activation.fprop(y.copy(), y, **parameters)
 
-    made = dict(zip(activated_ops(activation.name), (reference, of_doubled), strict=True))
+    made = dict(zip(activated_ops(activation.name)[:2], (reference, of_doubled), strict=True))
     for op, each in made.items():
         each.__name__ = str(op)
     return made
 
 
-def activated_ops(name: str) -> tuple[Op, Op]:
-    """conv_NAME_fprop and upconv_NAME_fprop."""
-    return Op("conv", "fprop", after=(Map(name),)), Op("upconv", "fprop", after=(Map(name),))
-
-
 ACTIVATED = {op: reference for each in ACTIVATIONS.values() for op, reference in activated(each).items()}
 """The convolutions with an activation in their epilogue (activations/table.py)."""
-
-
-def with_activations(ops: Mapping[Op, Impl], names: Iterable[str] = ACTIVATIONS) -> dict[Op, Impl]:
-    """`ops`, and where they have a ReLU in an epilogue the same with the other activations: that epilogue takes any device function."""
-    relus = [ops.get(op) for op in activated_ops("relu")]
-    made = {op: relu for name in names for op, relu in zip(activated_ops(name), relus, strict=True) if relu is not None}
-    return {**ops, **made}
 
 
 def conv_relu_pool_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, index: np.ndarray, *, stride: int, pad: int) -> None:

@@ -13,8 +13,8 @@ The ops; x is (N,C,H,W), everything of a channel (C):
 
 where x has another reader, more is the gradient that comes from there, which is added to dx (`nbcnn.plan.sums`).
 
-With the layers behind it in one op, in the rows that fuse: batchnorm_relu_*, _relu6_*, _hard_swish_*, _swish_* and _gelu_* (`FUSED`: y = f(norm); the
-gradient makes f's input of x once more, so nothing else is read), and batchnorm_add_relu_*, the end of a residual block:
+With the layers behind it in one op, in the rows that fuse: batchnorm_relu_* and so of any activation, with its parameters (y = f(norm); the gradient
+makes f's input of x once more, so nothing else is read), and batchnorm_add_relu_*, the end of a residual block:
 
     batchnorm_add_relu_fprop  x, weight, bias, running_mean, running_var, other -> y, mean, rstd, running_mean, running_var
     batchnorm_add_relu_infer  x, weight, bias, running_mean, running_var, other -> y
@@ -47,6 +47,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.ops.activations.activation import Activation, passed_on
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host, parts
@@ -58,6 +59,7 @@ from nbcnn.ops.norms import batch_backward, batch_forward
 from nbcnn.ops.norms.batch_forward import CHANNEL_THREADS
 from nbcnn.ops.norms.batch_reference import (
     activated,
+    activated_dgrad,
     batchnorm_add_relu_apply,
     batchnorm_add_relu_fprop,
     batchnorm_add_relu_grads,
@@ -74,10 +76,15 @@ from nbcnn.ops.norms.batch_reference import (
 from nbcnn.plan.op import Add, Keep, Map, Mask, Op, Part, undone
 
 
-def form_of(op: Op) -> tuple[str, bool]:
-    """The activation of an op, "" without one, and whether it adds another tensor before."""
+def adds(op: Op) -> bool:
+    """Whether another tensor is added before the activation."""
+    return op.has(Add) or op.has(Keep)
+
+
+def activation_of(op: Op) -> tuple[Activation | None, bool]:
+    """The activation of an op, None without one, and whether it adds another tensor before."""
     masks = (part.name for part in op.before if isinstance(part, Mask))
-    return op.map or next(masks, ""), op.has(Add) or op.has(Keep)
+    return ACTIVATIONS.get(op.map or next(masks, "")), adds(op)
 
 
 def _scalars(extent: Extent) -> tuple[np.int32, ...]:
@@ -104,9 +111,10 @@ def scratch_grads(call: Call) -> int:
 
 def _apply(call: Call, kind: str, share: Share, extent: Extent, mean: Any, spread: Any) -> Launch:
     """The launch that makes y of x and the statistics of every channel."""
-    activation, plus = form_of(call.op)
+    activation, plus = activation_of(call.op)
     x, weight, bias = call.ins[:3]
-    kernel = batch_forward.apply_kernel(kind, share, activation, plus, call.op.direction == "infer")
+    function, short = (activation.of(call.attrs), activation.gates) if activation else (maps.same, True)
+    kernel = batch_forward.apply_kernel(kind, share, function, plus, call.op.direction == "infer", short=short)
     eps = np.float32(call.attrs.get("eps", 0))  # of variances alone: 1/deviation has it
     args = (x, call.ins[5] if plus else x, weight, bias, mean, spread, call.outs[0], *_scalars(extent), np.int32(1), eps)
     args += call.channels("in", 0), call.channels("out", 0)
@@ -148,7 +156,7 @@ def bind_infer(call: Call) -> list[Launch]:
 
 def _sums(call: Call, sums: Any) -> list[Launch]:
     """Two launches: the sums of the chunks, those of the channels. `sums`: where these go once more."""
-    activation, plus = form_of(call.op)
+    activation, plus = activation_of(call.op)
     kind, share, extent = shared_call(call, 1)
     partials = _partials(call, extent)
     dy, x = call.ins[:2]
@@ -160,10 +168,11 @@ def _sums(call: Call, sums: Any) -> list[Launch]:
         weight, bias, mean, rstd = call.ins[2:6]
     dweight, dbias = call.outs[-2:]
     two = plus and len(call.ins) > 6
+    gradient, short = _gradient(call, None if plus else activation)
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dz, partials, *_scalars(extent), np.int32(1))
     args += call.channels("in", 0), call.channels("in", 1)
     return [
-        Launch(batch_backward.sums_kernel(kind, share, "" if plus else activation, plus, two=two), extent.grid, share.threads, args),
+        Launch(batch_backward.sums_kernel(kind, share, gradient, plus, two=two, short=short), extent.grid, share.threads, args),
         totals_launch(partials, rstd, dweight, dbias, sums, extent.channels, extent.chunks),
     ]
 
@@ -174,13 +183,19 @@ def totals_launch(partials: Any, rstd: Any, dweight: Any, dbias: Any, sums: Any,
     return Launch(batch_backward.totals_kernel(), channels, CHANNEL_THREADS, args)
 
 
-def _dgrad(call: Call, activation: str, dy: Any, dy_channels: np.int32, channels: Sequence[Any], sums: Any) -> Launch:
+def _gradient(call: Call, activation: Activation | None) -> tuple[Any, bool]:
+    """The device function (dy, z) -> the gradient of z, the input of an activation, and whether it is short."""
+    return (activation.behind(call.attrs), activation.gates) if activation else (passed_on, True)
+
+
+def _dgrad(call: Call, activation: Activation | None, dy: Any, dy_channels: np.int32, channels: Sequence[Any], sums: Any) -> Launch:
     """The launch that makes dx of dy, x and the sums of every channel; `channels`: weight, bias, mean, rstd."""
     kind, share, extent = shared_call(call, 1)
     more = _more(call)
     args = (dy, call.ins[1], *channels, sums, call.ins[more or 0], call.outs[0], *_scalars(extent), dy_channels)
     args += call.channels("in", 1), call.channels("in", more or 0)
-    return Launch(batch_backward.dgrad_kernel(kind, share, activation, more is not None), extent.grid, share.threads, args)
+    gradient, short = _gradient(call, activation)
+    return Launch(batch_backward.dgrad_kernel(kind, share, gradient, more is not None, short), extent.grid, share.threads, args)
 
 
 def _more(call: Call) -> int | None:
@@ -191,13 +206,13 @@ def _more(call: Call) -> int | None:
 
 def bind_grads(call: Call) -> list[Launch]:
     """Three launches: the sums of the chunks, those of the channels, dx."""
-    activation, plus = form_of(call.op)
+    activation, plus = activation_of(call.op)
     _, _, extent = shared_call(call, 1)
     at = 8 * extent.channels * extent.chunks
     sums = call.scratch[at : at + 8 * extent.channels].view(np.float32)
     if plus:
         weight, mean, rstd = call.ins[3:6]
-        return [*_sums(call, sums), _dgrad(call, "", call.outs[1], call.channels("out", 1), (weight, weight, mean, rstd), sums)]
+        return [*_sums(call, sums), _dgrad(call, None, call.outs[1], call.channels("out", 1), (weight, weight, mean, rstd), sums)]
     return [*_sums(call, sums), _dgrad(call, activation, call.ins[0], call.channels("in", 0), call.ins[2:6], sums)]
 
 
@@ -231,7 +246,7 @@ def bind_sums(call: Call) -> list[Launch]:
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch."""
-    return [_dgrad(call, form_of(call.op)[0], call.ins[0], call.channels("in", 0), call.ins[2:6], call.ins[6])]
+    return [_dgrad(call, activation_of(call.op)[0], call.ins[0], call.channels("in", 0), call.ins[2:6], call.ins[6])]
 
 
 def _small(call: Call, image: int) -> tuple[int, int]:
@@ -247,7 +262,7 @@ def traffic_fprop(call: Call) -> list[Traffic]:
 
 
 def _applied(call: Call, channel: int) -> Traffic:
-    return once(size(call, "in", 0) + (size(call, "in", 5) if form_of(call.op)[1] else 0) + 4 * channel, size(call, "out", 0))
+    return once(size(call, "in", 0) + (size(call, "in", 5) if adds(call.op) else 0) + 4 * channel, size(call, "out", 0))
 
 
 def traffic_infer(call: Call) -> list[Traffic]:
@@ -258,7 +273,7 @@ def traffic_infer(call: Call) -> list[Traffic]:
 def traffic_grads(call: Call) -> list[Traffic]:
     """dy and x, of a residual block y too, whose masked gradient is written; partials; the gradient and x once more, what is added, dx."""
     (partials, channel), dy, x = _small(call, 1), size(call, "in", 0), size(call, "in", 1)
-    more = size(call, "out", 1) if form_of(call.op)[1] else 0
+    more = size(call, "out", 1) if adds(call.op) else 0
     second = size(call, "in", 6) if more and len(call.in_shapes) > 6 else 0
     first = once(dy + second + x + more + 2 * channel, partials + more)
     return [first, once(partials + channel, 4 * channel), once((more or dy) + x + _added(call) + 6 * channel, size(call, "out", 0))]
@@ -306,12 +321,10 @@ _FPROP = Impl(bind_fprop, scratch_fprop, maps.supports, traffic=traffic_fprop, p
 _INFER = Impl(bind_infer, supports=maps.supports, traffic=traffic_infer, pitched=_Y_OF_X)
 _APPLY = Impl(bind_apply, supports=maps.supports, traffic=traffic_infer, pitched=_Y_OF_X)
 _GRADS = Impl(bind_grads, scratch_grads, maps.supports, traffic=traffic_grads, pitched=gradients_parts)
-FUSED = ("relu", "gelu", "relu6", "hard_swish", "swish")
-"""The activations that a norm may apply: entries of the table of activations without parameters."""
 PLUS = (Add(), Map("relu"))
 """What stands behind a norm at the end of a residual block."""
-FORMS: tuple[tuple[Part, ...], ...] = ((), *((Map(name),) for name in FUSED), PLUS)
-"""What may stand behind a norm in the same op."""
+FORMS: tuple[tuple[Part, ...], ...] = ((), (Map("relu"),), PLUS)
+"""What may stand behind a norm in the same op; in the place of the ReLU alone any activation (`activations.table.with_activations`)."""
 OPS = {Op("batchnorm", name, after=form): each for form in FORMS for name, each in (("fprop", _FPROP), ("infer", _INFER), ("apply", _APPLY))}
 OPS |= {Op("batchnorm", "grads", before=undone(form)): _GRADS for form in FORMS}
 OPS |= {
@@ -334,7 +347,8 @@ _PLAIN: dict[str, Callable[..., None]] = {
 }
 _PLAIN |= {"together": batchnorm_together, "sums": batchnorm_sums, "dgrad": batchnorm_dgrad}
 HOST = {Op("batchnorm", name): host(reference) for name, reference in _PLAIN.items()}
-REFERENCES = {op: reference for name in FUSED for op, reference in activated(ACTIVATIONS[name], name in SUMMED).items()}
+REFERENCES = {op: reference for each in ACTIVATIONS.values() for op, reference in activated(each).items()}
+REFERENCES |= {op: reference for name in SUMMED for op, reference in activated_dgrad(ACTIVATIONS[name]).items()}
 REFERENCES |= {
     Op("batchnorm", "apply"): batchnorm_apply,
     Op("batchnorm", "fprop", after=PLUS): batchnorm_add_relu_fprop,
@@ -346,7 +360,7 @@ GRADIENTS = {
     Op("batchnorm", "grads", before=undone(form)): Gradient(
         Op("batchnorm", "fprop", after=form), lambda ins, outs, v: (v, *ins[:3], *outs[1:3]), beside=(1, 1)
     )
-    for form in FORMS[:-1]
+    for form in ((), *((Map(name),) for name in ACTIVATIONS))
 }
 GRADIENTS[Op("batchnorm", "grads", before=undone(PLUS))] = Gradient(
     Op("batchnorm", "fprop", after=PLUS), lambda ins, outs, v: (v, ins[0], outs[0], ins[1], *outs[1:3]), of=(0, 5), beside=(1, 1)
@@ -374,18 +388,21 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
         made = [np.empty_like(x), *np.empty((4, c), np.float32)]
         batchnorm_add_relu_fprop(*ins, other, *made, eps=1e-5, momentum=0.1)
         y, mean, rstd = made[:3]
-        # The activations differ in one function, so that two shapes are enough for the later ones.
-        for form in FORMS if shape in shapes[:2] else ((), (Map("relu"),), (Map("gelu"),), PLUS):
+        # The activations differ in one function, so that one shape is enough for all of them, and two for those of a kind.
+        names = ACTIVATIONS if shape == shapes[0] else ("relu", "gelu", "relu6", "hard_swish", "swish") if shape in shapes[:2] else ("relu", "gelu")
+        forms: list[tuple[str, tuple[Part, ...]]] = [("", ()), *((name, (Map(name),)) for name in names), ("relu", PLUS)]
+        for name, form in forms:
             plus = (other,) if form == PLUS else ()
-            yield Case(Op("batchnorm", "fprop", after=form), label, (*ins, *plus), outs, attrs, terms)
-            yield Case(Op("batchnorm", "infer", after=form), label, (*ins, *plus), (image,), {"eps": 1e-5}, 4)
-            yield Case(Op("batchnorm", "apply", after=form), label, (x, weight, bias, mean, rstd, *plus), (image,), {}, 4)
+            parameters = dict(ACTIVATIONS[name].parameters) if name else {}
+            yield Case(Op("batchnorm", "fprop", after=form), label, (*ins, *plus), outs, attrs | parameters, terms)
+            yield Case(Op("batchnorm", "infer", after=form), label, (*ins, *plus), (image,), {"eps": 1e-5} | parameters, 4)
+            yield Case(Op("batchnorm", "apply", after=form), label, (x, weight, bias, mean, rstd, *plus), (image,), parameters, 4)
             if not plus:
                 sums = np.empty(2 * c, np.float32)
                 batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, *np.empty((2, c), np.float32))
                 for more in ((), (normal(69, *shape),)):
                     given, made_of = (dy, x, weight, bias, mean, rstd), (image, channel, channel)
-                    yield Case(Op("batchnorm", "grads", before=undone(form)), label, (*given, *more), made_of, {}, terms)
+                    yield Case(Op("batchnorm", "grads", before=undone(form)), label, (*given, *more), made_of, parameters, terms)
                     if form in SUMMED_FORMS:
                         yield Case(Op("batchnorm", "dgrad", before=undone(form)), label, (*given, sums, *more), (image,), {}, terms)
         for more in ((), (normal(69, *shape),)):

@@ -10,23 +10,24 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.activations.table import gradient_of
+from nbcnn.ops.activations.activation import passed_on
 from nbcnn.ops.kernel.share import Share, floats_io, lanes_io, place_of, rows_sum, taking
 from nbcnn.ops.norms.batch_forward import CHANNEL_THREADS, flight_of
 from nbcnn.ops.norms.plane import column_sum
 
 
 @cache
-def sums_kernel(kind: str, share: Share, activation: str, masked: bool, grouped: bool = False, two: bool = False) -> Any:
-    """`activation`: the one behind the norm, whose input is made of x once more; "": none. `masked`: a ReLU, where y says what passes, and dz keeps
-    that. `grouped`: means are of groups (`statistic_of_group`). `two`: dy is the sum of two gradients, of which `more` is the second.
+def sums_kernel(kind: str, share: Share, gradient: Any, masked: bool, grouped: bool = False, two: bool = False, short: bool = True) -> Any:
+    """`gradient`: the device function (dy, z) -> the gradient of z, the input of the activation behind the norm, which is made of x once more;
+    `passed_on`: there is none. `short`: it is of few instructions. `masked`: a ReLU, where y says what passes, and dz keeps that. `grouped`: means
+    are of groups (`statistic_of_group`). `two`: dy is the sum of two gradients, of which `more` is the second.
     """
     (load, store), place, add = lanes_io(kind, share.width), place_of(share.last), rows_sum(share, 2 * share.width)
     take_means, (load_floats, _) = taking(share.width, grouped), floats_io(share.width)
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
-    FLIGHT = flight_of(share, activation)
+    FLIGHT = flight_of(share, short)
     FLOATS, SUMS, MEMORY = FLIGHT * share.width, 2 * share.width, 2 * share.width * share.threads
-    of_x, of_y, gradient = bool(activation), masked, gradient_of(activation)
+    of_x, of_y = gradient is not passed_on, masked
 
     @jit(device=True)
     def take(grads, mores, values, ys, at, means, factors, biases, sums):
@@ -136,12 +137,12 @@ def totals_kernel() -> Any:
 
 
 @cache
-def dgrad_kernel(kind: str, share: Share, activation: str, plus: bool = False) -> Any:
-    """`activation`: the one behind the norm, whose input is made of x once more; "": none. `plus`: `more` is added to dx."""
-    (load, store), place, gradient = lanes_io(kind, share.width), place_of(share.last), gradient_of(activation)
+def dgrad_kernel(kind: str, share: Share, gradient: Any, plus: bool = False, short: bool = True) -> Any:
+    """`gradient` and `short` as in `sums_kernel`. `plus`: `more` is added to dx."""
+    (load, store), place = lanes_io(kind, share.width), place_of(share.last)
     load_floats, _ = floats_io(share.width)
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
-    FLIGHT = flight_of(share, activation)
+    FLIGHT = flight_of(share, short)
     FLOATS = FLIGHT * share.width
 
     @jit(device=True)

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
+from nbcnn.ops.activations.activation import passed_on
 from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, parts
 from nbcnn.ops.kernel.cost import STREAM
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.maps import same
 from nbcnn.ops.kernel.stored import kinds, widest
 from nbcnn.ops.kernel.traffic import Traffic, once, size
-from nbcnn.ops.norms.batch import FORMS, form_of, gradients_parts
+from nbcnn.ops.norms.batch import FORMS, activation_of, adds, gradients_parts
 from nbcnn.ops.norms.batch_cluster_backward import grads_kernel
 from nbcnn.ops.norms.batch_cluster_forward import fprop_kernel
 from nbcnn.ops.norms.cluster_share import Layout, Tile, layout_of
@@ -90,7 +92,7 @@ def _asked(call: Call) -> tuple[Shape, str, int, str, int]:
     one wave 20.6.
     """
     tensors = 2 if call.op.direction == "grads" else 1
-    waves = 1 if tensors == 2 and form_of(call.op)[1] else WAVES
+    waves = 1 if tensors == 2 and adds(call.op) else WAVES
     return call.in_shapes[tensors - 1], kinds(call)[0], tensors, call.layout, waves
 
 
@@ -134,23 +136,24 @@ def _shared(call: Call) -> tuple[Tile, str, int, Layout, tuple[np.int32, ...]]:
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch."""
     tile, kind, grid, layout, numbers = _shared(call)
-    activation, plus = form_of(call.op)
+    activation, plus = activation_of(call.op)
     x, weight, bias = call.ins[:3]
     eps, momentum = (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
     args = (x, call.ins[5] if plus else x, weight, bias, *call.outs, *numbers, eps, momentum)
     args += call.channels("in", 0), call.channels("out", 0)
-    return [Launch(fprop_kernel(kind, tile, layout.flight, activation, plus), grid, tile.threads, args, layout.nbytes)]
+    function = activation.of(call.attrs) if activation else same
+    return [Launch(fprop_kernel(kind, tile, layout.flight, function, plus), grid, tile.threads, args, layout.nbytes)]
 
 
 def bind_grads(call: Call) -> list[Launch]:
     """One launch."""
     tile, kind, grid, layout, numbers = _shared(call)
-    activation, plus = form_of(call.op)
+    activation, plus = activation_of(call.op)
     dy, x = call.ins[:2]
     two = len(call.ins) > 6
     if plus:
         y, weight, mean, rstd = call.ins[2:6]
-        bias, activation = weight, ""
+        bias, activation = weight, None
         dx, dz, dweight, dbias = call.outs
     else:
         weight, bias, mean, rstd = call.ins[2:6]
@@ -158,12 +161,13 @@ def bind_grads(call: Call) -> list[Launch]:
         dz = dx
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dx, dz, dweight, dbias, *numbers)
     args += call.channels("in", 0), call.channels("in", 1), call.channels("in", 6 if two else 0)
-    return [Launch(grads_kernel(kind, tile, layout.flight, activation, plus, two), grid, tile.threads, args, layout.nbytes)]
+    gradient, gates = (activation.behind(call.attrs), activation.gates) if activation else (passed_on, True)
+    return [Launch(grads_kernel(kind, tile, layout.flight, gradient, gates, plus, two), grid, tile.threads, args, layout.nbytes)]
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:
     """x, and what is added to it; y; of every channel four numbers read and written."""
-    plus, channel = size(call, "in", 5) if form_of(call.op)[1] else 0, size(call, "in", 1)
+    plus, channel = size(call, "in", 5) if adds(call.op) else 0, size(call, "in", 1)
     return [once(size(call, "in", 0) + plus + 4 * channel, size(call, "out", 0) + 4 * channel)]
 
 

@@ -6,33 +6,30 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.activations.table import gradient_of
+from nbcnn.ops.activations.activation import passed_on
 from nbcnn.ops.kernel.share import floats_io
 from nbcnn.ops.kernel.stored import widest
 from nbcnn.ops.norms.cluster_share import Tile, block_sums, floats_of, shared_floats, words_io
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
 
-LEAN = ("", "relu", "relu6")
-"""Activations of a few instructions; beside the others a thread has fewer loads in flight, so that all stay in registers. Their gradient is dy or 0,
-which loses nothing when it is stored: it is held instead of dy, and not made a second time."""
-
 
 @cache
-def grads_kernel(kind: str, tile: Tile, flight: int, activation: str, masked: bool, two: bool) -> Any:
-    """`flight`: pixels that a thread may load before it uses the first. `activation`: the one behind the norm, whose input is made of x once more;
-    "": none. `masked`: a ReLU, where y says what passes, and dz keeps that. `two`: dy is the sum of two gradients, of which `more` is the second;
-    without `masked` `more` is added to dx.
+def grads_kernel(kind: str, tile: Tile, flight: int, gradient: Any, gates: bool, masked: bool, two: bool) -> Any:
+    """`flight`: pixels that a thread may load before it uses the first. `gradient`: the device function (dy, z) -> the gradient of z, the input of
+    the activation behind the norm, which is made of x once more; `passed_on`: there is none. `gates`: the gradient is dy or 0, which loses nothing
+    when it is stored: it is held instead of dy, and not made a second time. `masked`: a ReLU, where y says what passes, and dz keeps that. `two`: dy
+    is the sum of two gradients, of which `more` is the second; without `masked` `more` is added to dx.
     """
     read, write, get, put, floats, rounded, STORED, WORD = words_io(kind)
     WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = widest(kind), tile.columns, tile.rows, tile.cluster, tile.threads
     CHANNELS, SUMS, STRIDE = WIDTH * COLUMNS, 2 * WIDTH, WIDTH * THREADS
     NUMBERS, BEGIN = 2 * CHANNELS, floats_of(tile, WIDTH) * WIDTH // 4
     (gather, total), load_floats, (load_channels, _) = block_sums(tile, WIDTH), shared_floats(WIDTH), floats_io(WIDTH)
-    of_x, of_y, gradient = bool(activation), masked, gradient_of(activation)
-    holds_g = masked or activation in LEAN[1:]
+    of_x, of_y = gradient is not passed_on, masked
+    holds_g = masked or (of_x and gates)
     of_x_again = of_x and not holds_g
     # Of three or four tensors, or beside a long activation, fewer pixels: all stay in registers.
-    FLIGHT, AGAIN = min(flight, 4 if masked or activation not in LEAN else 8), min(flight, 2)
+    FLIGHT, AGAIN = min(flight, 4 if masked or (of_x and not gates) else 8), min(flight, 2)
     WORDS, WORDS_AGAIN = 4 * FLIGHT, 4 * AGAIN
     adds = two and not masked
 

@@ -6,29 +6,22 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.kernel.stored import scalar_io, widest
 from nbcnn.ops.norms.cluster_share import Tile, block_sums, floats_of, shared_floats, words_io
 from nbcnn.ops.norms.plane import not_negative, rstd_of
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
 
 
-@jit(device=True)
-def _same(value):
-    return value
-
-
 @cache
-def fprop_kernel(kind: str, tile: Tile, flight: int, activation: str, plus: bool) -> Any:
-    """`flight`: pixels that a thread loads before it uses the first. `activation`: what y is made by at last, "" for none. `plus`: `other` is
-    added before.
+def fprop_kernel(kind: str, tile: Tile, flight: int, function: Any, plus: bool) -> Any:
+    """`flight`: pixels that a thread loads before it uses the first. `function`: the device function that makes y at last. `plus`: `other`
+    is added before.
     """
     read, write, get, put, floats, rounded, STORED, WORD = words_io(kind)
     WIDTH, COLUMNS, ROWS, CLUSTER, THREADS = widest(kind), tile.columns, tile.rows, tile.cluster, tile.threads
     CHANNELS, SUMS, STRIDE = WIDTH * COLUMNS, 2 * WIDTH, WIDTH * THREADS
     NUMBERS, BEGIN = 2 * CHANNELS, floats_of(tile, WIDTH) * WIDTH // 4
     (load_one, _), (gather, total), load_floats = scalar_io(kind), block_sums(tile, WIDTH), shared_floats(WIDTH)
-    function = ACTIVATIONS[activation].function if activation else _same
     # In the second pass only loads of `other` have to be waited for.
     FLIGHT, AGAIN = flight, min(flight, 4 if plus else 2)
     WORDS, WORDS_AGAIN = 4 * FLIGHT, 4 * AGAIN

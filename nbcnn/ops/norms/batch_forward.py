@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
-from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.kernel.share import IN_FLIGHT, Share, floats_io, lanes_io, place_of, rows_sum, taking
 from nbcnn.ops.norms.plane import column_sum, not_negative, rstd_of
 
@@ -19,14 +18,9 @@ CHANNEL_THREADS = 8 if SIMULATOR else 256
 """Threads of a block that adds the partials of one channel."""
 
 
-def flight_of(share: Share, activation: str) -> int:
-    """Pixels that a thread loads before it uses the first: fewer of eight channels whose activation is long, so that all stay in registers."""
-    return IN_FLIGHT if share.width < 8 or activation in ("", "relu", "relu6") else IN_FLIGHT // 2
-
-
-@jit(device=True)
-def _same(value):
-    return value
+def flight_of(share: Share, short: bool) -> int:
+    """Pixels that a thread loads before it uses the first: fewer of eight channels whose activation is not short, so that all stay in registers."""
+    return IN_FLIGHT if share.width < 8 or short else IN_FLIGHT // 2
 
 
 @cache
@@ -191,15 +185,16 @@ def together_kernel() -> Any:
 
 
 @cache
-def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bool, grouped: bool = False, affine: bool = True) -> Any:
-    """`activation`: what y is made by at last, "" for none. `plus`: `other` is added before. `infer`: `spread` holds variances instead of
-    1/deviation. `grouped`: statistics are of groups (`statistic_of_group`). `affine`: there are weight and bias.
+def apply_kernel(
+    kind: str, share: Share, function: Any, plus: bool, infer: bool, grouped: bool = False, affine: bool = True, short: bool = True
+) -> Any:
+    """`function`: the device function that makes y at last; `short`: of few instructions. `plus`: `other` is added before. `infer`: `spread` holds
+    variances instead of 1/deviation. `grouped`: statistics are of groups (`statistic_of_group`). `affine`: there are weight and bias.
     """
     (load, store), place, take = lanes_io(kind, share.width), place_of(share.last), taking(share.width, grouped)
     load_floats, _ = floats_io(share.width)
-    function = ACTIVATIONS[activation].function if activation else _same
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
-    FLIGHT = flight_of(share, activation)
+    FLIGHT = flight_of(share, short)
     FLOATS = FLIGHT * share.width
 
     @jit(device=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.activations.activation import Activation
+from nbcnn.ops.activations.table import activated_ops
 from nbcnn.ops.norms.plane import inverse_deviation
 from nbcnn.plan.op import Map, Op, undone
 
@@ -53,51 +54,53 @@ def batchnorm_grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array
         _pulled(centred, dy[:, c], weight[c] * rstd[c], rstd[c] * dweight[c] / count, dbias[c] / count, dx[:, c], *(each[:, c] for each in more))
 
 
-def activated(each: Activation, summed: bool) -> dict[Op, Callable[..., None]]:
-    """The references of a norm with an activation behind it; `summed`: with that of its gradient of which another op makes the sums."""
+def activated(each: Activation) -> dict[Op, Callable[..., None]]:
+    """The references of a norm with an activation behind it, whose parameters are further attributes."""
 
     def fprop(
-        x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *outs: Array, eps: float, momentum: float
+        x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *outs: Array, eps: float, momentum: float,
+        **parameters: float,
     ) -> None:  # fmt: skip
         """y = f(`batchnorm_fprop`)."""
         batchnorm_fprop(x, weight, bias, running_mean, running_var, y, *outs, eps=eps, momentum=momentum)
-        each.fprop(y, y)
+        each.fprop(y, y, **parameters)
 
-    def infer(x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *, eps: float) -> None:
+    def infer(
+        x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *, eps: float, **parameters: float
+    ) -> None:  # fmt: skip
         """y = f(`batchnorm_infer`)."""
         batchnorm_infer(x, weight, bias, running_mean, running_var, y, eps=eps)
-        each.fprop(y, y)
+        each.fprop(y, y, **parameters)
 
-    def apply(x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, y: Array) -> None:
+    def apply(x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, y: Array, **parameters: float) -> None:
         """y = f(`batchnorm_apply`)."""
         batchnorm_apply(x, weight, bias, mean, rstd, y)
-        each.fprop(y, y)
+        each.fprop(y, y, **parameters)
 
-    def grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, *operands: Array) -> None:
+    def grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, *operands: Array, **parameters: float) -> None:
         """`batchnorm_grads` of the gradient of f's input."""
-        batchnorm_grads(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, *operands)
+        batchnorm_grads(behind(each, dy, x, weight, bias, mean, rstd, **parameters), x, weight, bias, mean, rstd, *operands)
+
+    return dict(zip(activated_ops(each.name)[2:], (fprop, infer, apply, grads), strict=True))
+
+
+def activated_dgrad(each: Activation) -> dict[Op, Callable[..., None]]:
+    """The reference of the gradient of a norm with an activation behind it of which another op makes the sums."""
 
     def dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, *operands: Array) -> None:
         """`batchnorm_dgrad` of the gradient of f's input."""
         batchnorm_dgrad(behind(each, dy, x, weight, bias, mean, rstd), x, weight, bias, mean, rstd, sums, *operands)
 
-    after = (Map(each.name),)
-    made: dict[Op, Callable[..., None]] = {
-        Op("batchnorm", "fprop", after=after): fprop,
-        Op("batchnorm", "infer", after=after): infer,
-        Op("batchnorm", "apply", after=after): apply,
-        Op("batchnorm", "grads", before=undone(after)): grads,
-    }
-    return made | ({Op("batchnorm", "dgrad", before=undone(after)): dgrad} if summed else {})
+    return {Op("batchnorm", "dgrad", before=undone((Map(each.name),))): dgrad}
 
 
-def behind(each: Activation, dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:
+def behind(each: Activation, dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, **parameters: float) -> Array:
     """The gradient of the input of the activation that stands behind a norm, whose own input is x."""
     saved, passed = np.empty_like(x), np.empty_like(dy)
     _normal(x, mean, rstd, weight, bias, saved)
     if each.reads == "y":
-        each.fprop(saved, saved)
-    each.dgrad(dy, saved, passed)
+        each.fprop(saved, saved, **parameters)
+    each.dgrad(dy, saved, passed, **parameters)
     return passed
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
+from nbcnn.ops.activations.activation import passed_on
 from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
@@ -285,7 +286,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     partials, grid, eps = call.scratch[: 4 * at.partials].view(np.float32), at.extent.grid, np.float32(call.attrs["eps"])
     image, threads = at.scalars(*_IMAGE), at.share.threads
     of_groups = (partials, mean, rstd, *at.scalars("count", "channels", "group", "per", "chunk", "chunks"), eps)
-    apply = batch_forward.apply_kernel(at.kind, at.share, "", False, False, True, affine)
+    apply = batch_forward.apply_kernel(at.kind, at.share, maps.same, False, False, True, affine)
     return [
         Launch(batch_forward.moments_kernel(at.kind, at.share), grid, threads, (x, partials, *image, *at.scalars("channels"))),
         Launch(statistics_kernel(at.threads), at.blocks, GROUP_THREADS, of_groups),
@@ -300,7 +301,7 @@ def bind_grads(call: Call) -> list[Launch]:
     floats = call.scratch[: scratch_grads(call)].view(np.float32)
     partials, pulls = floats[: at.partials], floats[at.partials :]
     image, group, grid, threads = at.scalars(*_IMAGE), at.scalars("group"), at.extent.grid, at.share.threads
-    sums = batch_backward.sums_kernel(at.kind, at.share, "", False, True)
+    sums = batch_backward.sums_kernel(at.kind, at.share, passed_on, False, True)
     of_groups = (partials, weight, rstd, pulls, *at.scalars("count", "channels", "group", "per", "K", "chunks"))
     of_channels = (partials, rstd, *call.outs[1:], *at.scalars("channels", "group", "per", "chunks"))
     made = [

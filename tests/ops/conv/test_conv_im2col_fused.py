@@ -14,13 +14,14 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import Row, named
+from nbcnn.ops.activations.table import with_activations
 from nbcnn.ops.conv import fused
 from nbcnn.ops.conv.fused import linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.simt import im2col_fused
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.plan.shapes import ConvShape
 
-FUSED = fused.with_activations(im2col_fused.FUSED | im2col_fused.FOLDED)
+FUSED = with_activations(im2col_fused.FUSED | im2col_fused.FOLDED)
 ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
 TINY = Tile(16, 32, 8, 4, 4)
 """One warp a block: what the simulator can run in a second."""

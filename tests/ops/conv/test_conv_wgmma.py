@@ -15,6 +15,7 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.gpu.target import H200
 from nbcnn.modes import Row, named
+from nbcnn.ops.activations.table import with_activations
 from nbcnn.ops.conv.frame.correlation import correlation, in_phases, pack
 from nbcnn.ops.conv.frame.cost import L2_LINES, Rates, Work, cycles, lines_of
 from nbcnn.ops.conv.frame.epilogue import WITH_SECOND
@@ -27,7 +28,6 @@ from nbcnn.ops.conv.fused import (
     second_cases,
     up_activated_cases,
     up_cases,
-    with_activations,
 )
 from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import patch

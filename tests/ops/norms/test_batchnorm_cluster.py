@@ -19,6 +19,7 @@ from nbcnn.gpu.lockstep.check import checking
 from nbcnn.gpu.lockstep.findings import Found
 from nbcnn.gpu.target import H200
 from nbcnn.modes import MODES, named
+from nbcnn.ops.activations.table import with_activations
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.norms import batch, batch_cluster
@@ -27,6 +28,7 @@ from nbcnn.ops.norms.cluster_share import Tile, layout_of
 from nbcnn.plan.op import Op
 
 TENSORCORE = {precision: MODES["tensorcore", precision] for precision in ("bf16", "tf32", "fp32")}
+OPS = with_activations(batch_cluster.OPS)
 COMPILES = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 
 
@@ -85,13 +87,13 @@ def test_every_tile_fits_and_covers_the_batch(shape, kind):
 
 def test_only_hopper_takes_clusters_and_all_else_stays():
     for row in TENSORCORE.values():
-        for op in batch_cluster.OPS:
+        for op in OPS:
             first, *_, last = (impl for _, impl in row.chain(named(op)))
-            assert first is batch_cluster.OPS[named(op)]
+            assert first is OPS[named(op)]
             assert first.lacks(H200) is None
             assert None not in (first.lacks(replace(H200, capability=other)) for other in ((8, 9), (10, 0)))
-            assert last is batch.OPS[named(op)]
-    assert batch_cluster.OPS[named("batchnorm_grads")] not in [impl for _, impl in MODES["cudacore", "fp32"].chain(named("batchnorm_grads"))]
+            assert last is with_activations(batch.OPS)[named(op)]
+    assert OPS[named("batchnorm_grads")] not in [impl for _, impl in MODES["cudacore", "fp32"].chain(named("batchnorm_grads"))]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_only_hopper_takes_clusters_and_all_else_stays():
 def test_refusals_are_in_words(shape, layout, reason):
     kept = [(shape[1],)] * 4
     call = Call(Op("batchnorm", "fprop"), (), (), (shape, *kept), (shape, *kept), layout=layout, in_dtypes=("bfloat16", *["float32"] * 4))
-    found = batch_cluster.OPS[named("batchnorm_fprop")].supports(call, H200)
+    found = OPS[named("batchnorm_fprop")].supports(call, H200)
     assert found is None if reason is None else reason in found
 
 
@@ -122,12 +124,12 @@ def bound(op, precision, shape, on, more=False, tile=None, impl=None):
 
 def of_case(case, precision, on, tile=None, impl=None):
     row, case = TENSORCORE[precision], gradcheck.rounded(case, precision)
-    impl = impl or batch_cluster.OPS[case.op]
+    impl = impl or OPS[case.op]
     return Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, device=on, layout=row.layout, store=row.store, tile=tile)
 
 
 FIRST = (("batchnorm_relu6_fprop", "bf16", 6), ("batchnorm_add_relu_grads", "bf16", 6))
-REST = [(op, precision, 6) for op in map(str, batch_cluster.OPS) for precision in TENSORCORE if (op, precision, 6) not in FIRST]
+REST = [(op, precision, 6) for op in map(str, OPS) for precision in TENSORCORE if (op, precision, 6) not in FIRST]
 
 
 @COMPILES
@@ -141,7 +143,7 @@ def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision, c
         report = compile_launch(launch)
         assert (report.frame_bytes, report.cluster) == (0, cluster)
         assert report.registers <= _REGISTERS[1 if str(op).endswith("_fprop") else 2]
-        (moved,) = batch_cluster.OPS[named(op)].traffic(made.call)
+        (moved,) = OPS[named(op)].traffic(made.call)
         assert moved.read == moved.distinct
 
 
@@ -150,7 +152,7 @@ def test_one_launch_moves_every_tensor_once():
     for op, ins, outs in (("fprop", [shape, *kept], [shape, *kept]), ("grads", [shape, shape, *kept], [shape, (512,), (512,)])):
         dtypes = [tuple("bfloat16" if len(each) == 4 else "float32" for each in side) for side in (ins, outs)]
         call = Call(named(f"batchnorm_relu6_{op}"), (), (), tuple(ins), tuple(outs), {}, "NHWC", in_dtypes=dtypes[0], out_dtypes=dtypes[1])
-        one, three = (sum(each.logical for each in module.OPS[call.op].traffic(call)) for module in (batch_cluster, batch))
+        one, three = (sum(each.logical for each in with_activations(module.OPS)[call.op].traffic(call)) for module in (batch_cluster, batch))
         tensors = 2 if op == "fprop" else 3
         assert tensors <= one / 2**23 < tensors + 0.01
         assert three - one > (tensors - 1) * 2**23
@@ -173,7 +175,7 @@ def test_it_is_right_in_the_simulator(shape, precision, device):
     """Blocks without pixels, and several pixels per thread; no race and nothing out of bounds, for which activations make no difference."""
     ops, forms = set(), set()
     for case in batch.cases((shape,)):
-        if case.op in batch_cluster.OPS:
+        if case.op in OPS:
             made = of_case(case, precision, device)
             form = case.op.direction, len(case.ins), len(case.outs)
             with checking() if form not in forms else nullcontext(Found()) as seen:
@@ -182,7 +184,7 @@ def test_it_is_right_in_the_simulator(shape, precision, device):
             assert not seen.faults, (case.op, *map(str, seen.faults))
             within(case, precision, made.results())
             ops.add(case.op)
-    assert ops == set(batch_cluster.OPS)
+    assert ops == set(OPS)
 
 
 @pytest.mark.skipif(not compiler.LOCKSTEP, reason="needs NBCNN_SIMULATOR=1")
@@ -221,7 +223,7 @@ REAL = [(64, 512, 4, 4), (64, 1024, 2, 2), (96, 256, 4, 4), (7, 272, 5, 5), (1, 
 @pytest.mark.parametrize("precision", TENSORCORE)
 def test_it_is_right_on_a_hopper_and_twice_the_same(precision, hopper):
     cover = Cover()
-    for case in (case for case in batch.cases(REAL) if case.op in batch_cluster.OPS):
+    for case in (case for case in batch.cases(REAL) if case.op in OPS):
         made = of_case(case, precision, hopper)
         if cover.takes(made.launches):
             made.run()

@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
-from nbcnn.ops.activations.table import gradient_of
+from nbcnn.ops.activations.activation import passed_on
+from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.conv.frame.correlation import SQUARE
 from nbcnn.ops.conv.wgmma.epilogue import store_pair
 from nbcnn.ops.conv.wgmma.patch import WARPS, PatchTile
@@ -153,7 +154,7 @@ def put_sums(tile: PatchTile, kind_name: str, activation: str, masked: bool) -> 
     There x lies. Σ g and Σ g·(x − mean) of every channel and warp go to `memory` (`leave_sums`), of swapped products to partials (2,K,chunks).
     g is the result, before it is rounded, behind `activation`. masked: where its sign is 0 a result is 0.
     """
-    gradient, channel, MASKED = gradient_of(activation), _channel(activation), masked
+    gradient, channel, MASKED = ACTIVATIONS[activation].behind({}) if activation else passed_on, _channel(activation), masked
     EIGHTS, HALVES, LINES, BN = tile.BN // 8, tile.BM // tile.groups // 64, tile.BM // tile.groups // SQUARE, tile.BN
     store, read, place = store_pair(kind_name), read_pair(kind_name), pair_place(tile, kind_name)
     over_pixels = sum_over(3)
