@@ -277,6 +277,32 @@ def test_a_norm_applies_it_in_training(own, key, device, rng):
     assert_same_gradients(plain, made, x, None, limit=2 * 5 * parity_bound(48, key[1]))
 
 
+def test_a_parameter_called_as_an_attribute_of_the_step_before_stays_apart():
+    """A convolution's stride and a norm's eps are not overwritten by it: the map stays a step of its own."""
+
+    def by_stride(x, stride):
+        return x * stride
+
+    def by_stride_gradient(dy, y, stride):
+        return dy * stride
+
+    def by_eps(x, eps):
+        return x * eps
+
+    def by_eps_gradient(dy, x, eps):
+        return dy * eps
+
+    ByStride = nbcnn.activation("by_stride", by_stride, by_stride_gradient, reads="y", stride=0.5)
+    ByEps = nbcnn.activation("by_eps", by_eps, by_eps_gradient, eps=0.5)
+    for layer, made, name, own_value in (
+        (nbcnn.Conv2d(4, 3, in_channels=1), ByStride(), "stride", 1),
+        (nbcnn.BatchNorm2d(channels=1), ByEps(), "eps", 1e-5),
+    ):
+        tape = Tape(training=True)
+        trace(tape, layers_named([layer, made]), tape.temp("x", (4, 1, 6, 6)))
+        assert [step.attrs[name] for step in merge(tape.steps, MODES["cudacore", "fp32"].ops)] == [own_value, 0.5]
+
+
 def test_what_is_wrong_with_a_declaration_is_said(own):
     def square(x):
         return x * x
