@@ -28,7 +28,7 @@ def planned(layers, row, batch=16, **options):
 
 
 def test_a_small_network_says_what_its_steps_were_made_of():
-    _, plan = planned(SMALL, ("im2col", "fp32"))
+    _, plan = planned(SMALL, ("cudacore", "fp32"))
     head, *lines = fused(plan)
     assert head == "what was fused, and the estimated times before and after:"
     ops = [line.split("µs -> ") for line in lines]
@@ -38,7 +38,7 @@ def test_a_small_network_says_what_its_steps_were_made_of():
     assert ops[0][1].startswith("conv_relu_fprop ")
     assert ops[1][1].startswith("conv_dgrad_relu ")
     assert set(lines) < set(explain(plan).splitlines())
-    assert planned(SMALL, ("im2col", "fp32"), fusing=False)[1].fusions == ()
+    assert planned(SMALL, ("cudacore", "fp32"), fusing=False)[1].fusions == ()
 
 
 def test_a_mode_that_does_not_choose_by_cost_names_the_steps_alone():
@@ -49,7 +49,7 @@ def test_a_mode_that_does_not_choose_by_cost_names_the_steps_alone():
     assert lines == ["  conv1+relu1  conv_fprop + relu_fprop -> conv_relu_fprop", "  conv2+relu1  conv_dgrad + relu_dgrad -> conv_dgrad_relu"]
 
 
-@pytest.mark.parametrize("row", [("tensorcore", "bf16"), ("tensorcore", "fp32"), ("im2col", "fp32")], ids="-".join)
+@pytest.mark.parametrize("row", [("tensorcore", "bf16"), ("tensorcore", "fp32"), ("cudacore", "fp32")], ids="-".join)
 def test_every_fused_step_of_a_unet_is_said_to_be_made_of_recorded_ones(row):
     net, plan = planned(unet(classes=3), row)
     recorded = {step.op for step in Net(net.layers, net.input_shape, mode="cpu", fusing=False).record_gradients(16).steps}
