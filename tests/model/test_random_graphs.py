@@ -117,7 +117,7 @@ def loss_in_float64(net, weights, x, targets):
     raise AssertionError("no step makes the loss")
 
 
-@pytest.mark.parametrize("seed", [*range(6), *full(*range(6, 150))])
+@pytest.mark.parametrize("seed", [*range(6), 920_021, *full(*range(6, 150))])
 def test_loss_and_gradients_are_those_of_float64(seed):
     against_float64(seed, "cpu")
 
@@ -133,6 +133,8 @@ def against_float64(seed, mode):
     made = []
     for where, fusing in ((mode, True), ("cpu", False)):
         net = Net(graph, x.shape[1:], mode=where, seed=seed, fusing=fusing)
+        # A norm's beta begins at 0, where zeros of one ReLU6 are at the kink of the next: there no difference is a derivative.
+        net.params.weights[:] += 0.01 * np.random.default_rng(seed).standard_normal(net.params.weights.shape).astype(np.float32)
         made.append((net, *net.gradients(x, targets)))
     (_, loss, grads), (plain, plain_loss, _) = made
     weights = {name: value.astype(np.float64) for name, value in plain.params.as_dict().items()}
