@@ -57,7 +57,7 @@ from nbcnn.ops.images import (
     whiten,
 )
 from nbcnn.ops.kernel.row import Ops, Row
-from nbcnn.ops.losses import pairs, rmsle, softmax_xent, sum_losses, weighted_xent
+from nbcnn.ops.losses import pairs, softmax_xent, sum_losses, weighted_xent
 from nbcnn.ops.norms import b0, b0_ranks, batch, batch_cluster, dropout, fold, group, layer, s0
 from nbcnn.ops.norms import reference as evonorm
 from nbcnn.ops.products import gemm, gemm_wgmma
@@ -76,7 +76,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(whiten, patches, corrupt, ksparse),
     *(mul, scale, concat, pad, sum_losses, grouped, bias),
-    *(softmax_xent, rmsle, gemm),
+    *(softmax_xent, gemm),
     *(pairs, weighted_xent, prelu, pool, global_mean, resize, axis_map, permute),
     *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),
 )

@@ -136,18 +136,12 @@ def loss(name: str, function: Callable[..., Any], gradient: Callable[..., Any] |
     f = _device(name, function, 2 + len(numbers))
     df = _device(name, derivative(f.py_func) if gradient is None else gradient, 2 + len(numbers))
 
-    def terms(y: np.ndarray, target: np.ndarray, **given: float) -> np.ndarray:
-        return on_arrays(frozen(f, tuple(given[each] for each in numbers)))(y, np.asarray(target, y.dtype))
-
-    def slopes(y: np.ndarray, target: np.ndarray, **given: float) -> np.ndarray:
-        return on_arrays(frozen(df, tuple(given[each] for each in numbers)))(y, np.asarray(target, y.dtype))
-
+    made = pairs.Pairwise(name, f, df, numbers)
     for target in (0.0, 0.5, 1.0):
         at = np.full(64, target)
-        _check_slopes(name, partial(_of_target, terms, at, numbers), partial(_of_target, slopes, at, numbers), f" at the target {target}")
-    made = pairs.Pairwise(name, terms, slopes, f, df, numbers)
+        _check_slopes(name, partial(_of_target, made.terms, at, numbers), partial(_of_target, made.slopes, at, numbers), f" at the target {target}")
     doc = f"The mean of {inspect.getdoc(function) or f'{name}(y, target)'}; declared by `nbcnn.loss`."
-    more = {"terms": lambda self, outputs, targets: terms(outputs, targets, **self.attrs())}
+    more = {"terms": lambda self, outputs, targets: made.terms(outputs, targets, **self.attrs())}
     kind = _class(name, PairLoss, numbers, {"kind": name, "__doc__": doc, **more})
     pairs.LOSSES[name] = made
     joins.LOSSES[name] = kind

@@ -41,7 +41,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "images/pixels.py": (3, "functions of the user's take and give float32, of rows, columns and channels that are unsigned"),
     "images/unpool.py": (1, BITS),
     "kernel/loops.py": (5, f"{UNSIGNED}; {RANGE}"),
-    "losses/rmsle.py": (1, SINGLE),
+    "losses/pairs.py": (1, SINGLE),
     "norms/b0.py": (2, FLOAT),
     "norms/b0_batch.py": (3, FLOAT),
     "norms/b0_held.py": (2, FLOAT),

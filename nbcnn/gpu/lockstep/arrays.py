@@ -26,7 +26,8 @@ CHUNK = 1 << 16
 def on_arrays(function: Function) -> Callable[..., Any]:
     """(arrays of one shape, and numbers) -> what `function` makes of their elements: an array like them, or a tuple of arrays.
 
-    `out` of one value takes it, in place of a new array; it may be one of the operands.
+    A new array is of the first operand's type, or of float64 where the function makes that. `out` of one value takes it, in place of a new array; it
+    may be one of the operands.
     """
     made = _made(function)
 
@@ -41,7 +42,7 @@ def on_arrays(function: Function) -> Callable[..., Any]:
             found = _one_chunk(made, [each[first:last] if isinstance(each, np.ndarray) and each.ndim else each for each in flat], last - first)
             several = isinstance(found, tuple)
             values = found if several else (found,)
-            outs = outs or [np.empty(count, dtype) for _ in values]
+            outs = outs or [np.empty(count, np.result_type(dtype, each) if each.dtype.kind == "f" else dtype) for each in values]
             for each, value in zip(outs, values, strict=True):
                 each[first:last] = value
         made_of_shape = tuple(each.reshape(shape) for each in outs)

@@ -21,7 +21,7 @@ from nbcnn.modes import COMMON, MODES, named
 from nbcnn.ops.activations import gelu
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.kernel.call import Call
-from nbcnn.ops.losses import rmsle
+from nbcnn.ops.losses import pairs
 from nbcnn.ops.series import gather_windows, pwconv1d, s4kernel
 from nbcnn.plan.op import Op
 
@@ -115,7 +115,7 @@ def test_rmsle_of_a_perfect_prediction_has_no_gradient():
 
 def test_a_prediction_that_is_nan_makes_the_loss_nan(device):
     y, target = np.array([[1.0], [np.nan]], np.float32), np.ones((2, 1), np.float32)
-    (loss,) = run_op(rmsle.OPS[named("rmsle_fprop")], "rmsle_fprop", [y, target], [((), "float64")], device=device, attrs={"unit": 1.0})
+    (loss,) = run_op(pairs.OPS[named("rmsle_fprop")], "rmsle_fprop", [y, target], [((), "float64")], device=device, attrs={"unit": 1.0})
     assert np.isnan(loss)
 
 
