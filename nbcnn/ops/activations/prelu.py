@@ -6,35 +6,24 @@ Source: K. He, X. Zhang, S. Ren, J. Sun, "Delving deep into rectifiers", arXiv:1
     prelu_fprop       x, a (C or 1) -> y                                        x images (N,C,H,W), series (N,C,L) or vectors (N,C)
     prelu_dgrad       dy, x, a -> dx
     prelu_wgrad       dy, x -> da (C or 1)
-
-A tensor lies as (outer, channels, inner): images NCHW and series as (N, C, plane), images NHWC and vectors as (pixels, C, 1); with one slope
-for all it has one channel. Sums are kept in float64 and have a fixed order.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit, types
+from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.by_channel import launch_by_channel
-from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, label_of, normal
-from nbcnn.ops.kernel.loops import quotient
+from nbcnn.ops.kernel.channel_sums import launch_sums, scratch_of_sums, traffic_of_sums
 from nbcnn.ops.kernel.maps import supports
-from nbcnn.ops.kernel.reduce import THREADS, block_sum, f8
-from nbcnn.ops.kernel.stored import kinds, scalar_io
-from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.ops.kernel.traffic import Traffic, outputs, size
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
-
-LANES = 32
-ROWS = THREADS // LANES
-SLABS = 256
-"""Parts of a channel's sum at most."""
 
 
 def _of_channels(x: np.ndarray, a: np.ndarray) -> np.ndarray:
@@ -71,108 +60,18 @@ def _prelu_gradient(dy, x, a):
     return dy if x > 0.0 else dy * a
 
 
-@functools.cache
-def plane_sums_kernel(kind: str) -> Any:
-    """The kernel of a slab's sum where the elements of a channel are neighbours; dy and x stored as `kind`."""
-    load, _ = scalar_io(kind)
-
-    @jit()
-    def prelu_plane_sums_kernel(dy, x, partials, outer, channels, inner):
-        """partials[slab, c] = Σ dy·x where x ≤ 0, over the elements of channel c that are the slab's.
-
-        grid    (channels, slabs), block 256
-        owns    thread: every (256·slabs)th element of the channel
-        shared  2 KiB
-        moves   8·count bytes of float32
-        """
-        sums = cuda.shared.array(THREADS, types.float64)
-        c, slab, slabs = cuda.blockIdx.x, cuda.blockIdx.y, cuda.gridDim.y
-        mine = f8(0)
-        j = slab * THREADS + cuda.threadIdx.x
-        while j < outer * inner:
-            n = quotient(j, inner)
-            i = (n * channels + c) * inner + j - n * inner
-            value = load(x, i)
-            if not value > 0.0:
-                mine += f8(load(dy, i) * value)
-            j += slabs * THREADS
-        total = block_sum(sums, mine)
-        if cuda.threadIdx.x == 0:
-            partials[slab * channels + c] = total
-
-    return prelu_plane_sums_kernel
+@jit(device=True)
+def _slope_gradient(dy, x):
+    """dy·x where x ≤ 0, and NaN where x is."""
+    return 0.0 if x > 0.0 else dy * x
 
 
-@functools.cache
-def row_sums_kernel(kind: str) -> Any:
-    """The kernel of a slab's sums where channels are neighbours; dy and x stored as `kind`."""
-    load, _ = scalar_io(kind)
-
-    @jit()
-    def prelu_row_sums_kernel(dy, x, partials, outer, channels, inner):
-        """partials[slab, c] = Σ dy·x where x ≤ 0, over the rows of the slab, for 32 channels.
-
-        grid    (⌈channels / 32⌉, slabs), block 256
-        owns    thread: every (8·slabs)th row of one channel
-        shared  2 KiB
-        moves   8·count bytes of float32
-        """
-        sums = cuda.shared.array(THREADS, types.float64)
-        tid = cuda.threadIdx.x
-        slab, slabs = cuda.blockIdx.y, cuda.gridDim.y
-        c = cuda.blockIdx.x * LANES + tid % LANES
-        mine = f8(0)
-        row = slab * ROWS + tid // LANES
-        while row < outer and c < channels:
-            i = row * channels + c
-            value = load(x, i)
-            if not value > 0.0:
-                mine += f8(load(dy, i) * value)
-            row += slabs * ROWS
-        sums[tid] = mine
-        cuda.syncthreads()
-        if tid < LANES and c < channels:
-            total = f8(0)
-            for r in range(ROWS):
-                total += sums[r * LANES + tid]
-            partials[slab * channels + c] = total
-
-    return prelu_row_sums_kernel
-
-
-@jit()
-def slope_sum_kernel(partials, slabs, channels, da):
-    """da[c] = Σ partials[:slabs, c].
-
-    grid ⌈channels / 256⌉, block 256, a thread owns a channel; shared none; moves 8·slabs·channels bytes.
-    """
-    c = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if c < channels:
-        total = f8(0)
-        for slab in range(slabs):
-            total += partials[slab * channels + c]
-        da[c] = total
-
-
-def extents(shape: Shape, layout: str, slopes: int) -> tuple[int, int, int]:
-    """(outer, channels, inner) of a tensor of logical `shape`, stored in `layout`, with so many slopes."""
-    if slopes == 1:
-        return 1, 1, numel(shape)
-    inner = 1 if len(shape) == 4 and layout == "NHWC" else numel(shape[2:])
-    return numel(shape) // (slopes * inner), slopes, inner
-
-
-def _slabs(outer: int, channels: int, inner: int) -> int:
-    """Parts of a channel's sum: as many as fill a large GPU, each of at least a block's elements."""
-    threads = THREADS if inner > 1 or channels == 1 else ROWS
-    across = channels if inner > 1 or channels == 1 else blocks(channels, LANES)
-    return max(1, min(SLABS, blocks(outer * inner, 4 * threads), 2048 // across))
-
-
-def scratch_wgrad(call: Call) -> int:
-    """A float64 for every channel of every slab."""
-    outer, channels, inner = extents(call.in_shapes[1], call.layout, numel(call.out_shapes[0]))
-    return 8 * channels * _slabs(outer, channels, inner)
+def as_images(call: Call) -> Call:
+    """The call of the sums with images (N,C,H,W) in place of series, vectors and what one slope serves."""
+    x, slopes = call.in_shapes[1], numel(call.out_shapes[0])
+    shape = (1, 1, 1, numel(x)) if slopes == 1 else (*x[:2], *(1,) * (4 - len(x)), *x[2:])
+    layout = "NHWC" if len(x) == 2 else call.layout if shape == x else "NCHW"
+    return replace(call, in_shapes=(shape, shape), layout=layout)
 
 
 def bind_fprop(call: Call) -> list[Launch]:
@@ -186,16 +85,13 @@ def bind_dgrad(call: Call) -> list[Launch]:
 
 
 def bind_wgrad(call: Call) -> list[Launch]:
-    """Sums of slabs, then their sum."""
-    (dy, x), (da,) = call.ins, call.outs
-    outer, channels, inner = extents(call.in_shapes[1], call.layout, numel(call.out_shapes[0]))
-    slabs, partials, planes = _slabs(outer, channels, inner), call.scratch.view(np.float64), inner > 1 or channels == 1
-    kernel = (plane_sums_kernel if planes else row_sums_kernel)(kinds(call)[0])
-    args = (dy, x, partials, np.int32(outer), np.int32(channels), np.int32(inner))
-    return [
-        Launch(kernel, (channels if planes else blocks(channels, LANES), slabs), THREADS, args),
-        Launch(slope_sum_kernel, blocks(channels, THREADS), THREADS, (partials, np.int32(slabs), np.int32(channels), da)),
-    ]
+    """Two launches."""
+    return launch_sums("prelu_chunks_kernel", _slope_gradient, as_images(call))
+
+
+def scratch_wgrad(call: Call) -> int:
+    """As `launch_sums` asks for it."""
+    return scratch_of_sums(as_images(call))
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:
@@ -211,9 +107,8 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:
-    """Bytes of `bind_wgrad`, where every element is negative."""
-    partials = scratch_wgrad(call)
-    return [once(size(call, "in", 0) + size(call, "in", 1), partials), once(partials, outputs(call))]
+    """Bytes of `bind_wgrad`."""
+    return traffic_of_sums(as_images(call))
 
 
 HOST = {Op("prelu", "fprop"): host(prelu_fprop), Op("prelu", "dgrad"): host(prelu_dgrad), Op("prelu", "wgrad"): host(prelu_wgrad)}
