@@ -57,7 +57,7 @@ from nbcnn.ops.images import (
     whiten,
 )
 from nbcnn.ops.kernel.row import Ops, Row
-from nbcnn.ops.losses import pairs, softmax_xent, sum_losses, weighted_xent
+from nbcnn.ops.losses import pairs, sum_losses, xent
 from nbcnn.ops.norms import b0, b0_ranks, batch, batch_cluster, dropout, fold, group, layer, s0
 from nbcnn.ops.norms import reference as evonorm
 from nbcnn.ops.products import gemm, gemm_wgmma
@@ -76,8 +76,8 @@ MODULES: tuple[ModuleType, ...] = (
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(whiten, patches, corrupt, ksparse),
     *(mul, scale, concat, pad, sum_losses, grouped, bias),
-    *(softmax_xent, gemm),
-    *(pairs, weighted_xent, prelu, pool, global_mean, resize, axis_map, permute),
+    *(xent, gemm),
+    *(pairs, prelu, pool, global_mean, resize, axis_map, permute),
     *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),
 )
 """The modules of all ops: convolutions; series; element-wise and norms; images; what graphs join; losses and products; the update of the weights."""

@@ -152,7 +152,7 @@ class SoftmaxCrossEntropy(NoParams):
         return value, dy
 
     def _build_weighted(self, tape: Tape, y: Buf, target: Buf, p: Buf, value: Buf, dy: Buf, scope: str) -> None:
-        """Record the loss whose mean is over what its labels count (`nbcnn.ops.losses.weighted_xent`)."""
+        """Record the loss whose mean is over what its labels count (`nbcnn.ops.losses.xent`)."""
         each = self.weight or (1.0,) * y.shape[1]
         if len(each) != y.shape[1]:
             raise ShapeError(f"{scope} has weights of {len(each)} classes, the network makes {y.shape[1]} (its input is {y.shape})")

@@ -21,7 +21,7 @@ from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.images import avgpool, flatten, gather, maxpool, upsample
 from nbcnn.ops.kernel.call import is_filter
 from nbcnn.ops.kernel.case import Case
-from nbcnn.ops.losses import pairs, softmax_xent
+from nbcnn.ops.losses import pairs, xent
 from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.ops.products import gemm
 from nbcnn.ops.series.dwconv1d.reference import series_backward_cases, series_cases
@@ -175,7 +175,7 @@ def problem(name: str | Op, shape: str | None = None) -> Problem:
         n, c, length, last = numbers
         return series_problem(op, (n, c, length, last))
     if kind == "rows":
-        return Problem(op, _first(softmax_xent.cases((numbers,)), op), None)
+        return Problem(op, _first(xent.cases((numbers,)), op), None)
     return Problem(op, _first(chain(sgd.cases(numbers[0]), adam.cases(numbers[0]), grad_norm.cases(numbers[0])), op), None)
 
 

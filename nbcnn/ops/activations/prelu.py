@@ -86,7 +86,7 @@ def bind_dgrad(call: Call) -> list[Launch]:
 
 def bind_wgrad(call: Call) -> list[Launch]:
     """Two launches."""
-    return launch_sums("prelu_chunks_kernel", _slope_gradient, as_images(call))
+    return launch_sums(_slope_gradient, as_images(call))
 
 
 def scratch_wgrad(call: Call) -> int:

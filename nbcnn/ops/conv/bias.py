@@ -41,7 +41,7 @@ def bind_fprop(call: Call) -> list[Launch]:
 
 def bind_wgrad(call: Call) -> list[Launch]:
     """dy -> db. Two launches."""
-    return launch_sums("bias_chunks_kernel", same, call)
+    return launch_sums(same, call)
 
 
 HOST = {Op("bias", "fprop"): host(bias_fprop), Op("bias", "wgrad"): host(bias_wgrad)}

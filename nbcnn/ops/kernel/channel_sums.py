@@ -21,8 +21,8 @@ TOTAL_THREADS = 8 if SIMULATOR else 256
 
 
 @cache
-def chunks_kernel(name: str, function: Any, operands: int, kind: str, share: Share) -> Any:
-    """The kernel `name` of the sums of `function`(element of each operand) over chunks; one or two operands, stored as `kind`."""
+def chunks_kernel(function: Any, operands: int, kind: str, share: Share) -> Any:
+    """The kernel of the sums of `function`(element of each operand) over chunks; one or two operands, stored as `kind`."""
     (load, _), place, add = lanes_io(kind, share.width), place_of(share.last), rows_sum(share, share.width)
     WIDTH, COLUMNS, ROWS, THREADS, TWO = share.width, share.columns, share.rows, share.threads, operands == 2
     FLOATS, MEMORY = IN_FLIGHT * share.width, share.width * share.threads
@@ -37,7 +37,15 @@ def chunks_kernel(name: str, function: Any, operands: int, kind: str, share: Sha
     def term(first, second, at):
         return function(first[at], second[at]) if TWO else function(first[at])
 
-    def body(a, b, partials, M, C, HW, chunk, channels):
+    @jit(launch_bounds=(THREADS, 2))
+    def channel_chunks_kernel(a, b, partials, M, C, HW, chunk, channels):
+        """partials (C,chunks) = Σ function(elements) over the block's chunk of pixels; operands are parts of `channels` channels, or all of them.
+
+        grid    (tiles of channels, chunks), block up to 256
+        owns    block: a chunk; thread: `width` channels of every ROWS-th pixel of it
+        shared  4·width bytes per thread
+        moves   every element of every operand once
+        """
         memory = cuda.shared.array(MEMORY, f4)
         first = cuda.local.array(FLOATS, f4)
         second = cuda.local.array(FLOATS, f4)
@@ -67,15 +75,7 @@ def chunks_kernel(name: str, function: Any, operands: int, kind: str, share: Sha
             for q in range(WIDTH):
                 partials[(c + q) * chunks + block] = memory[q * THREADS + tid]
 
-    body.__doc__ = f"""{name}: partials (C,chunks) = Σ f over the block's chunk of pixels; operands are parts of `channels` channels, or all of them.
-
-        grid    (tiles of channels, chunks), block up to 256
-        owns    block: a chunk; thread: `width` channels of every ROWS-th pixel of it
-        shared  4·width bytes per thread
-        moves   every element of every operand once
-        """
-    body.__name__ = body.__qualname__ = name
-    return jit(launch_bounds=(THREADS, 2))(body)
+    return channel_chunks_kernel
 
 
 @cache
@@ -107,12 +107,12 @@ def scratch_of_sums(call: Call) -> int:
     return 4 * extent.channels * extent.chunks
 
 
-def launch_sums(name: str, function: Any, call: Call) -> list[Launch]:
+def launch_sums(function: Any, call: Call) -> list[Launch]:
     """The call's output (C) = Σ `function`(elements of its inputs, images) by channel. Two launches: sums of the chunks, those of the channels."""
     kind, share, extent = shared_call(call, 0)
     (total,), partials = call.outs, call.scratch.view(np.float32)
     numbers = (np.int32(each) for each in (extent.pixels, extent.channels, extent.plane, extent.chunk))
-    kernel = chunks_kernel(name, function, len(call.ins), kind, share)
+    kernel = chunks_kernel(function, len(call.ins), kind, share)
     return [
         Launch(kernel, extent.grid, share.threads, (call.ins[0], call.ins[-1], partials, *numbers, call.channels("in", 0))),
         Launch(total_kernel(), extent.channels, TOTAL_THREADS, (partials, total, np.int32(extent.chunks))),

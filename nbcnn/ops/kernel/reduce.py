@@ -119,8 +119,8 @@ def add_partials(partials: Any, blocks: int, scale: float, total: Any, root: boo
 
 
 @functools.cache
-def sum_kernel(name: str, function: Any, kinds: tuple[str, ...], root: bool) -> Any:
-    """The kernel `name` of the sums of `function`(element of each operand), one or two operands stored as `kinds`. `root`: of the one block's sum."""
+def sum_kernel(function: Any, kinds: tuple[str, ...], root: bool) -> Any:
+    """The kernel of the sums of `function`(element of each operand), one or two operands stored as `kinds`. `root`: of the one block's sum."""
     (load, _), load4_if, TWO = scalar_io(kinds[0]), vector_load_if(kinds[0]), len(kinds) == 2
     (load_other, _), load4_other_if = scalar_io(kinds[-1]), vector_load_if(kinds[-1])
 
@@ -128,7 +128,15 @@ def sum_kernel(name: str, function: Any, kinds: tuple[str, ...], root: bool) -> 
     def term(a, b):
         return f8(function(a, b) if TWO else function(a))
 
-    def body(a, b, count, scale, total):
+    @jit()
+    def map_sum_kernel(a, b, count, scale, total):
+        """total[block] = scale · Σ function(elements) over the elements of the block, or its root.
+
+        grid    min(⌈count / 4096⌉, 1024), block 256
+        owns    thread: four groups of four elements in every 4096·grid
+        shared  2 KiB
+        moves   every element of every operand once; operands aligned for groups of four
+        """
         sums = cuda.shared.array(THREADS, types.float64)
         tid = cuda.threadIdx.x
         block = cuda.blockIdx.x
@@ -152,25 +160,17 @@ def sum_kernel(name: str, function: Any, kinds: tuple[str, ...], root: bool) -> 
         if tid == 0:
             total[block] = math.sqrt(whole) if root else whole
 
-    body.__doc__ = f"""{name}: total[block] = scale · Σ f of the elements of the block, of {len(kinds)} operands; or its root.
-
-        grid    min(⌈count / 4096⌉, 1024), block 256
-        owns    thread: four groups of four elements in every 4096·grid
-        shared  2 KiB
-        moves   every element of every operand once; operands aligned for groups of four
-        """
-    body.__name__ = body.__qualname__ = name
-    return jit()(body)
+    return map_sum_kernel
 
 
-def launch_sum(name: str, function: Any, call: Call, scale: float, reads: int, root: bool = False) -> list[Launch]:
+def launch_sum(function: Any, call: Call, scale: float, reads: int, root: bool = False) -> list[Launch]:
     """The call's output () float64 = scale · Σ `function`(elements) over its first `reads` inputs, or the root of that.
 
     Partial sums of blocks, then their sum; one launch where one block is enough. The call has `scratch_of_sum`.
     """
     ins, total, count = call.ins[:reads], call.outs[0], numel(call.in_shapes[0])
     blocks, stored = sum_blocks(count), (call.in_dtypes or ("float32",) * reads)[:reads]
-    kernel = sum_kernel(name, function, tuple(stored), root and blocks == 1)
+    kernel = sum_kernel(function, tuple(stored), root and blocks == 1)
     if blocks == 1:
         return [Launch(kernel, 1, THREADS, (ins[0], ins[-1], np.int32(count), np.float64(scale), total))]
     partials = call.scratch.view(np.float64)

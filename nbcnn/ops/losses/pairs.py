@@ -88,7 +88,7 @@ class Pairwise:
 
     def bind_fprop(self, call: Call) -> list[Launch]:
         """Partial sums of blocks, then their sum; one launch where one block is enough."""
-        return launch_sum("pair_loss_fprop_kernel", self.frozen(self.value, call.attrs), call, 1 / numel(call.in_shapes[0]), 2, self.root)
+        return launch_sum(self.frozen(self.value, call.attrs), call, 1 / numel(call.in_shapes[0]), 2, self.root)
 
     def bind_dgrad(self, call: Call) -> list[Launch]:
         """One launch."""

@@ -29,7 +29,7 @@ def _square(g):
 
 def bind(call: Call) -> list[Launch]:
     """The sum of squares and its root."""
-    return launch_sum("square_sum_kernel", _square, call, 1.0, 1, root=True)
+    return launch_sum(_square, call, 1.0, 1, root=True)
 
 
 HOST, OPS = {Op("grad_norm"): host(grad_norm)}, {Op("grad_norm"): Impl(bind, scratch_of_sum, traffic=traffic_of_sum)}

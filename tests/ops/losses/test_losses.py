@@ -10,7 +10,7 @@ from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu.device import Host
 from nbcnn.modes import named
 from nbcnn.ops.kernel.call import Impl, host
-from nbcnn.ops.losses import pairs, softmax_xent
+from nbcnn.ops.losses import pairs, xent
 
 EPS = float(np.finfo(np.float32).eps)
 MSE = pairs.LOSSES["mse"]
@@ -18,8 +18,8 @@ MSE = pairs.LOSSES["mse"]
 IMPLS = {
     "mse_fprop": (host(MSE.fprop), pairs.OPS[named("mse_fprop")]),
     "mse_dgrad": (host(MSE.dgrad), pairs.OPS[named("mse_dgrad")]),
-    "softmax_xent_fprop": (host(softmax_xent.softmax_xent_fprop), softmax_xent.OPS[named("softmax_xent_fprop")]),
-    "softmax_xent_dgrad": (host(softmax_xent.softmax_xent_dgrad), softmax_xent.OPS[named("softmax_xent_dgrad")]),
+    "softmax_xent_fprop": (host(xent.softmax_xent_fprop), xent.OPS[named("softmax_xent_fprop")]),
+    "softmax_xent_dgrad": (host(xent.softmax_xent_dgrad), xent.OPS[named("softmax_xent_dgrad")]),
 }
 
 
@@ -180,12 +180,12 @@ def test_softmax_gradient_is_the_slope_of_the_loss(rng):
     p, dlogits, value = np.empty_like(logits), np.empty_like(logits), np.empty(())
 
     def loss(at):
-        softmax_xent.softmax_xent_fprop(at, labels, p, value)
+        xent.softmax_xent_fprop(at, labels, p, value)
         return float(value)
 
     numeric = slope(loss, logits, along)
     loss(logits)
-    softmax_xent.softmax_xent_dgrad(p, labels, dlogits)
+    xent.softmax_xent_dgrad(p, labels, dlogits)
     # Truncation h² · third derivative ≈ 1e-10, rounding 2^-52 / h ≈ 2e-11.
     assert np.sum(dlogits * along) == pytest.approx(numeric, abs=1e-9)
 
@@ -220,9 +220,7 @@ def test_logit_that_is_not_finite_makes_the_loss_nan(run, rng, bad):
 
 def test_softmax_of_a_large_batch_repeats_bit_for_bit(gpu, rng):
     logits, labels = batch(rng, 1024, 1000)
-    bound = Bound(
-        softmax_xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [logits, labels], [(logits.shape, "float32"), one_loss()], device=gpu
-    )
+    bound = Bound(xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [logits, labels], [(logits.shape, "float32"), one_loss()], device=gpu)
     bound.run()
     p, loss = bound.results()
     bound.run()
@@ -245,11 +243,11 @@ def test_loss_kernels_compile_without_a_stack_frame(arch):
     launches = (
         launches_of(pairs.OPS[named("mse_fprop")], "mse_fprop", [image, image], [one_loss()])
         + launches_of(pairs.OPS[named("mse_dgrad")], "mse_dgrad", [image, image], [(image.shape, "float32")])
-        + launches_of(softmax_xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [image, labels], [(image.shape, "float32"), one_loss()])
-        + launches_of(softmax_xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [ten, ten_labels], [(ten.shape, "float32"), one_loss()])
-        + launches_of(softmax_xent.OPS[named("softmax_xent_dgrad")], "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])
-        + launches_of(softmax_xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [pixels, classes], [(pixels.shape, "float32"), one_loss()])
-        + launches_of(softmax_xent.OPS[named("softmax_xent_dgrad")], "softmax_xent_dgrad", [pixels, classes], [(pixels.shape, "float32")])
+        + launches_of(xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [image, labels], [(image.shape, "float32"), one_loss()])
+        + launches_of(xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [ten, ten_labels], [(ten.shape, "float32"), one_loss()])
+        + launches_of(xent.OPS[named("softmax_xent_dgrad")], "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])
+        + launches_of(xent.OPS[named("softmax_xent_fprop")], "softmax_xent_fprop", [pixels, classes], [(pixels.shape, "float32"), one_loss()])
+        + launches_of(xent.OPS[named("softmax_xent_dgrad")], "softmax_xent_dgrad", [pixels, classes], [(pixels.shape, "float32")])
     )
     for launch in launches:
         assert_lean(launch, arch)

@@ -11,8 +11,8 @@ from nbcnn.check.one_op import run_op
 from nbcnn.gpu.device import Host
 from nbcnn.modes import named
 from nbcnn.ops.kernel.call import host
-from nbcnn.ops.losses import pairs, weighted_xent
-from nbcnn.ops.losses.weighted_xent import NOTHING
+from nbcnn.ops.losses import pairs, xent
+from nbcnn.ops.losses.xent import NOTHING
 
 EPS = float(np.finfo(np.float32).eps)
 FORMULAS = {
@@ -113,9 +113,9 @@ def run_host(logits, labels, weights, smoothing, ignore, share=1.0):
     """total, p, loss, count and dlogits, by the references in float64."""
     with_sum, options = np.append(weights, weights.sum()), {"smoothing": smoothing, "ignore": ignore, "share": share}
     total, p, loss, count, dlogits = np.empty(1), np.empty_like(logits), np.empty(()), np.empty(()), np.empty_like(logits)
-    weighted_xent.xent_total(labels, with_sum, total, ignore=ignore)
-    weighted_xent.weighted_xent_fprop(logits, labels, with_sum, total, p, loss, count, **options)
-    weighted_xent.weighted_xent_dgrad(p, labels, with_sum, total, dlogits, **options)
+    xent.xent_total(labels, with_sum, total, ignore=ignore)
+    xent.weighted_xent_fprop(logits, labels, with_sum, total, p, loss, count, **options)
+    xent.weighted_xent_dgrad(p, labels, with_sum, total, dlogits, **options)
     return total, p, float(loss), float(count), dlogits
 
 
@@ -147,8 +147,8 @@ def test_shares_of_a_batch_add_up_to_it(rng):
         share = (part.stop - part.start) / 8
         with_sum, options = np.append(weights, weights.sum()), {"smoothing": 0.1, "ignore": -100, "share": share}
         p, loss, count, dlogits = np.empty_like(logits[part]), np.empty(()), np.empty(()), np.empty_like(logits[part])
-        weighted_xent.weighted_xent_fprop(logits[part], labels[part], with_sum, whole[0], p, loss, count, **options)
-        weighted_xent.weighted_xent_dgrad(p, labels[part], with_sum, whole[0], dlogits, **options)
+        xent.weighted_xent_fprop(logits[part], labels[part], with_sum, whole[0], p, loss, count, **options)
+        xent.weighted_xent_dgrad(p, labels[part], with_sum, whole[0], dlogits, **options)
         losses.append(share * float(loss))
         gradients.append(share * dlogits)
         counts.append(float(count))
@@ -171,11 +171,11 @@ def test_pixels_are_rows(device, rng, layout):
     labels[0, 1] = 255
     weights = np.array([1, 2, 0.5, 3.5], np.float32)
     ins = [logits, labels, weights]
-    (total,) = run_op(weighted_xent.OPS[named("xent_total")], "xent_total", ins[1:], [((1,), "float32")], device=device, attrs={"ignore": 255})
+    (total,) = run_op(xent.OPS[named("xent_total")], "xent_total", ins[1:], [((1,), "float32")], device=device, attrs={"ignore": 255})
     attrs, outs = {"smoothing": 0.1, "ignore": 255, "share": 0.5}, [(shape, "float32"), ((), "float64"), ((), "float64")]
     options = {"attrs": attrs, "device": device, "layout": layout}
-    p, loss, count = run_op(weighted_xent.OPS[named("weighted_xent_fprop")], "weighted_xent_fprop", [*ins, total], outs, **options)
-    reference = host(weighted_xent.weighted_xent_fprop)
+    p, loss, count = run_op(xent.OPS[named("weighted_xent_fprop")], "weighted_xent_fprop", [*ins, total], outs, **options)
+    reference = host(xent.weighted_xent_fprop)
     wide = [each.astype(np.float64) if each.dtype == np.float32 else each for each in (*ins, total)]
     want = run_op(reference, "weighted_xent_fprop", wide, [(shape, "float64"), *outs[1:]], attrs=attrs, device=Host())
     # Sums of three exponentials, and 40 terms below 10.
