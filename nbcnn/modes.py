@@ -23,7 +23,7 @@ from typing import Any
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
-from nbcnn.ops.activations import add, glu, log_softmax, mul, prelu, softmax
+from nbcnn.ops.activations import add, glu, mul, prelu, softmax
 from nbcnn.ops.activations import table as activations
 from nbcnn.ops.conv import bias, depthwise_stream_wgrad, depthwise_wgrad, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed, expanded
@@ -64,7 +64,7 @@ from nbcnn.ops.products import gemm, gemm_wgmma
 from nbcnn.ops.series import gather_windows, last, pwconv1d, pwconv1d_direct, pwconv1d_gated, s4kernel
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.series.dwconv1d import reference as dwconv1d
-from nbcnn.ops.update import accumulate, adam, advance, ema, grad_norm, pack_weights, sgd
+from nbcnn.ops.update import accumulate, advance, ema, grad_norm, optimizers, pack_weights
 from nbcnn.plan import names
 from nbcnn.plan.op import Loss, Op, Unpool
 
@@ -72,13 +72,13 @@ MODULES: tuple[ModuleType, ...] = (
     *(reference, fused, conv_evonorm, statistics, gradient_sums),
     *(dwconv1d, pwconv1d, s4kernel, glu, last, gather_windows),
     *(activations, add, evonorm, s0, b0, b0_ranks),
-    *(batch, fold, group, layer, dropout, softmax, log_softmax),
+    *(batch, fold, group, layer, dropout, softmax),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(whiten, patches, corrupt, ksparse),
     *(mul, scale, concat, pad, sum_losses, grouped, bias),
     *(xent, gemm),
     *(pairs, prelu, pool, global_mean, resize, axis_map, permute),
-    *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),
+    *(optimizers, grad_norm, pack_weights, advance, accumulate, ema),
 )
 """The modules of all ops: convolutions; series; element-wise and norms; images; what graphs join; losses and products; the update of the weights."""
 

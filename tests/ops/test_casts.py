@@ -58,7 +58,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "svm/process.py": (1, SINGLE),
     "svm/smo.py": (2, SINGLE),
     "update/accumulate.py": (2, SINGLE),
-    "update/adam.py": (3, SINGLE),
+    "update/optimizers.py": (3, SINGLE),
     "update/ema.py": (1, SINGLE),
     "update/random.py": (12, PHILOX),
     "update/rule.py": (1, SINGLE),

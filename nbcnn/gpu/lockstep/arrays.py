@@ -42,7 +42,11 @@ def on_arrays(function: Function) -> Callable[..., Any]:
             found = _one_chunk(made, [each[first:last] if isinstance(each, np.ndarray) and each.ndim else each for each in flat], last - first)
             several = isinstance(found, tuple)
             values = found if several else (found,)
-            outs = outs or [np.empty(count, np.result_type(dtype, each) if each.dtype.kind == "f" else dtype) for each in values]
+            kinds = [np.result_type(dtype, each) if each.dtype.kind == "f" else dtype for each in values]
+            if not outs and last == count:
+                outs = [each.astype(kind, copy=False) for each, kind in zip(values, kinds, strict=True)]
+                break
+            outs = outs or [np.empty(count, kind) for kind in kinds]
             for each, value in zip(outs, values, strict=True):
                 each[first:last] = value
         made_of_shape = tuple(each.reshape(shape) for each in outs)

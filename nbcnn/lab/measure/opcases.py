@@ -26,7 +26,7 @@ from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.ops.products import gemm
 from nbcnn.ops.series.dwconv1d.reference import series_backward_cases, series_cases
 from nbcnn.ops.series.pwconv1d import pointwise_cases
-from nbcnn.ops.update import adam, grad_norm, sgd
+from nbcnn.ops.update import grad_norm, optimizers
 from nbcnn.plan.op import Loss, Map, Mask, Norm, Op, Pool, Unpool
 from nbcnn.plan.shapes import ConvShape, numel
 
@@ -176,7 +176,7 @@ def problem(name: str | Op, shape: str | None = None) -> Problem:
         return series_problem(op, (n, c, length, last))
     if kind == "rows":
         return Problem(op, _first(xent.cases((numbers,)), op), None)
-    return Problem(op, _first(chain(sgd.cases(numbers[0]), adam.cases(numbers[0]), grad_norm.cases(numbers[0])), op), None)
+    return Problem(op, _first(chain(optimizers.cases(numbers[0]), grad_norm.cases(numbers[0])), op), None)
 
 
 def conv_problem(name: str | Op, shape: ConvShape) -> Problem:

@@ -3,8 +3,11 @@
 Subtracting the row's maximum keeps every exponential in (0, 1]. Source: J. S. Bridle, "Probabilistic interpretation of feedforward classification
 network outputs", 1990.
 
-    softmax_fprop     x (N,F), (N,C,L) or (N,C,H,W) -> y
-    softmax_dgrad     dy, y -> dx
+Its logarithm: y[f] = x[f] − max − log Σ exp(x − max); dx[f] = dy[f] − exp(y[f])·Σ dy. The logarithm of what softmax computes would be −∞ where a
+probability is too small for float32; this is not.
+
+    softmax_fprop, log_softmax_fprop     x (N,F), (N,C,L) or (N,C,H,W) -> y
+    softmax_dgrad, log_softmax_dgrad     dy, y -> dx
 """
 
 from __future__ import annotations
@@ -40,6 +43,17 @@ def softmax_fprop(x: np.ndarray, y: np.ndarray) -> None:
 def softmax_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
     """dx = y·(dy − Σ dy·y), the sum along axis 1."""
     np.multiply(y, dy - (dy * y).sum(1, keepdims=True), out=dx)
+
+
+def log_softmax_fprop(x: np.ndarray, y: np.ndarray) -> None:
+    """y = log softmax of x along axis 1."""
+    np.subtract(x, x.max(1, keepdims=True), out=y)
+    np.subtract(y, np.log(np.exp(y).sum(1, keepdims=True)), out=y)
+
+
+def log_softmax_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
+    """dx = dy − exp(y)·Σ dy, the sum along axis 1."""
+    np.subtract(dy, np.exp(y) * dy.sum(1, keepdims=True), out=dx)
 
 
 @functools.cache
@@ -78,8 +92,8 @@ def exponentials(kind: str, group: int) -> Any:
 
 
 @functools.cache
-def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -> Any:
-    """The kernel with `group` threads per row, a power of two up to a block; x and y stored as `kind`. `logarithm`: of log_softmax.py."""
+def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool) -> Any:
+    """The kernel with `group` threads per row, a power of two up to a block; x and y stored as `kind`. `logarithm`: of log_softmax."""
     (load, store), place, reduced = scalar_io(kind), place_of(planes), exponentials(kind, group)
     ROWS = THREADS // group
 
@@ -107,8 +121,8 @@ def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -
 
 
 @functools.cache
-def dgrad_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -> Any:
-    """The kernel with `group` threads per row, a power of two up to a block; dy, y and dx stored as `kind`. `logarithm`: of log_softmax.py."""
+def dgrad_kernel(kind: str, group: int, planes: bool, logarithm: bool) -> Any:
+    """The kernel with `group` threads per row, a power of two up to a block; dy, y and dx stored as `kind`. `logarithm`: of log_softmax."""
     (load, store), place, group_sum = scalar_io(kind), place_of(planes), group_reduction(group, plus)
     ROWS = THREADS // group
 
@@ -136,8 +150,8 @@ def dgrad_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -
     return softmax_dgrad_kernel
 
 
-def launch(factory: Any, call: Call, *options: bool) -> list[Launch]:
-    """One launch of the kernel that `factory` makes with these options."""
+def launch(factory: Any, call: Call) -> list[Launch]:
+    """One launch of the kernel that `factory` makes for the call's op."""
     shape = call.in_shapes[0]
     width, pixels = shape[1], numel(shape[2:])
     planes = len(shape) == 3 or (len(shape) == 4 and call.layout == "NCHW")
@@ -145,7 +159,8 @@ def launch(factory: Any, call: Call, *options: bool) -> list[Launch]:
     group = 1 if planes else min(power_of_two(width), THREADS)
     rows = shape[0] * pixels
     args = (*call.ins, *call.outs, np.int32(rows), np.int32(width), np.int32(pixels))
-    return [Launch(factory(kinds(call)[0], group, planes, *options), blocks(rows, THREADS // group), THREADS, args)]
+    kernel = factory(kinds(call)[0], group, planes, call.op.kind == "log_softmax")
+    return [Launch(kernel, blocks(rows, THREADS // group), THREADS, args)]
 
 
 def bind_fprop(call: Call) -> list[Launch]:
@@ -165,24 +180,25 @@ def traffic_fprop(call: Call) -> list[Traffic]:
 
 
 def traffic_dgrad(call: Call) -> list[Traffic]:
-    """dy and y twice; dx."""
-    both = size(call, "in", 0) + size(call, "in", 1)
-    return [Traffic(2 * both, size(call, "out", 0), both)]
+    """dy and y twice, y of the logarithm once; dx."""
+    dy, y = size(call, "in", 0), size(call, "in", 1)
+    return [Traffic(2 * dy + (1 if call.op.kind == "log_softmax" else 2) * y, size(call, "out", 0), dy + y)]
 
 
-HOST = {Op("softmax", "fprop"): host(softmax_fprop), Op("softmax", "dgrad"): host(softmax_dgrad)}
-OPS = {
-    Op("softmax", "fprop"): Impl(bind_fprop, supports=maps.supports, traffic=traffic_fprop),
-    Op("softmax", "dgrad"): Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad),
-}
-GRADIENTS = {Op("softmax", "dgrad"): Gradient(Op("softmax", "fprop"), lambda ins, outs, v: (v, outs[0]))}
+_REFERENCES = {"softmax": (softmax_fprop, softmax_dgrad), "log_softmax": (log_softmax_fprop, log_softmax_dgrad)}
+_FPROP = Impl(bind_fprop, supports=maps.supports, traffic=traffic_fprop)
+_DGRAD = Impl(bind_dgrad, supports=maps.supports, traffic=traffic_dgrad)
+HOST = {Op(name, path): host(both[at]) for name, both in _REFERENCES.items() for at, path in enumerate(("fprop", "dgrad"))}
+OPS = {Op(name, path): impl for name in _REFERENCES for path, impl in (("fprop", _FPROP), ("dgrad", _DGRAD))}
+GRADIENTS = {Op(name, "dgrad"): Gradient(Op(name, "fprop"), lambda ins, outs, v: (v, outs[0])) for name in _REFERENCES}
 
 
 def cases(shapes: Shapes = ((3, 2), (5, 33), (2, 3, 5), (2, 3, 3, 5))) -> Iterator[Case]:
     """Vectors, series and images: two classes, more classes than a warp, rows in planes."""
     for shape in shapes:
         x, dy, out = 3 * normal(18, *shape), normal(19, *shape), ((shape, "float32"),)
-        y = np.empty(shape)
-        softmax_fprop(x.astype(np.float64), y)
-        yield Case(Op("softmax", "fprop"), label_of(shape), (x,), out, {}, shape[1])
-        yield Case(Op("softmax", "dgrad"), label_of(shape), (dy, y.astype(np.float32)), out, {}, shape[1])
+        for name, (fprop, _) in _REFERENCES.items():
+            y = np.empty(shape)
+            fprop(x.astype(np.float64), y)
+            yield Case(Op(name, "fprop"), label_of(shape), (x,), out, {}, shape[1])
+            yield Case(Op(name, "dgrad"), label_of(shape), (dy, y.astype(np.float32)), out, {}, shape[1])

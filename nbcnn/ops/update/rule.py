@@ -30,7 +30,7 @@ from nbcnn.ops.update.advance import NONFINITE, STEP
 
 NORM_EPS = 1e-6
 NORM_MISSING = "clip_norm needs the gradient norm as the last input"
-PART = 1 << 15
+PART = 1 << 16
 """Weights that a CPU updates at a time: the arrays of an update stay in a second-level cache."""
 MOST_STATES, MOST_NUMBERS = 2, 4
 """States of a weight, and numbers of a rule, that the frame of maps has room for."""
@@ -147,6 +147,10 @@ def _update_of(function: Any, decoupled: bool) -> Any:
     return update
 
 
+def _rate_and_numbers_on_host(rate: float, t: int, *numbers: float) -> tuple[float, ...]:
+    return rate, *numbers
+
+
 @dataclass(frozen=True)
 class Rule:
     """An optimizer's rule for one weight.
@@ -157,7 +161,7 @@ class Rule:
     numbers    the rule's parameters, by name, with what they are by default, as NumPy scalars of their types on the GPU; at most four.
     decoupled  whether the decay is apart from the gradient.
     each_step  device function (lr, t, numbers) -> settings, where they change with the training step t, counted from 1; every thread calls it.
-    arrays     the NumPy reference, (w, g, states …, rate=, t=, numbers by name) -> (w, states …); None runs `function` on arrays.
+    on_host    the same in Python, (lr, t, *numbers) -> settings. NumPy runs `function` on arrays.
     """
 
     name: str
@@ -166,7 +170,7 @@ class Rule:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     decoupled: bool = False
     each_step: Any = None
-    arrays: Callable[..., tuple[np.ndarray, ...]] | None = None
+    on_host: Callable[..., tuple[float, ...]] = _rate_and_numbers_on_host
 
     def reference(self, *operands: np.ndarray, **attrs: Any) -> None:
         """One update in place. Operands: w, g, states … (P), lr (steps), state (8) int64[, norm () float64]; then the outputs w, states …, state, the
@@ -174,19 +178,18 @@ class Rule:
         """
         count = 1 + len(self.states)
         (w, g, *states), (lr, state, *norm), outs = operands[: 1 + count], operands[1 + count : -1 - count], operands[-1 - count :]
-        numbers = {name: float(attrs.get(name, default)) for name, default in self.numbers.items()}
+        numbers = [float(attrs.get(name, default)) for name, default in self.numbers.items()]
         clipping = {name: attrs[name] for name in ("weight_decay", "clip_value", "clip_norm", "decayed") if name in attrs}
-        number, rate = w.dtype.type, learning_rate(lr, state)
+        number, rate = w.dtype.type, float(learning_rate(lr, state))
         decay, decayed = clipping.pop("weight_decay", 0.0) if self.decoupled else 0.0, int(clipping.pop("decayed", 0))
-        rule = self.arrays or on_arrays(self.function)
-        settings = ({"rate": rate, "t": int(state[STEP]) + 1} | numbers, ()) if self.arrays else ({}, (rate, *map(np.float32, numbers.values())))
+        rule, settings = on_arrays(self.function), [number(each) for each in self.on_host(rate, int(state[STEP]) + 1, *numbers)]
         for part in (slice(start, start + PART) for start in range(0, w.size, PART)):
             old, inside = w[part], max(0, decayed - part.start)
             step = effective_gradient(g[part], old, norm[0] if norm else None, **clipping, decayed=inside)
             if self.decoupled:
                 old = old.copy()
                 old[:inside] -= number(rate) * number(decay) * old[:inside]
-            result = rule(old, step, *(each[part] for each in states), *settings[1], **settings[0])
+            result = rule(old, step, *(each[part] for each in states), *settings)
             for out, value in zip(outs[:-1], result if isinstance(result, tuple) else (result,), strict=True):
                 out[part] = value
         if not np.isfinite(outs[0]).all():
@@ -210,6 +213,26 @@ class Rule:
     def traffic(self, call: Call) -> list[Traffic]:
         """Bytes of `bind`: weight, gradient and states in, weight and states out."""
         return [once(sum(size(call, "in", at) for at in range(2 + len(self.states))), outputs(call) - size(call, "out", len(self.states) + 1))]
+
+
+@dataclass(frozen=True)
+class Either:
+    """An op of two rules with the same operands: `other` where the attribute `flag` is set, else `plain`."""
+
+    flag: str
+    plain: Rule
+    other: Rule
+
+    def of(self, attrs: Mapping[str, Any]) -> Rule:
+        return self.other if attrs.get(self.flag) else self.plain
+
+    def reference(self, *operands: np.ndarray, **attrs: Any) -> None:
+        """One update in place (`Rule.reference`)."""
+        self.of(attrs).reference(*operands, **attrs)
+
+    def bind(self, call: Call) -> list[Launch]:
+        """One launch."""
+        return self.of(call.attrs).bind(call)
 
 
 PLAIN = {"weight_decay": 0.0, "clip_value": 0.0, "clip_norm": 0.0, "decayed": 512}

@@ -10,8 +10,7 @@ import pytest
 from nbcnn.check.one_op import run_op
 from nbcnn.gpu.device import Host
 from nbcnn.modes import named
-from nbcnn.ops.kernel.call import host
-from nbcnn.ops.update import accumulate, adam, ema, sgd
+from nbcnn.ops.update import accumulate, ema, optimizers
 from nbcnn.ops.update.advance import STEP
 
 EPS = float(np.finfo(np.float32).eps)
@@ -45,7 +44,7 @@ def test_nesterov_follows_the_scalar_loop(rng):
     m = np.zeros_like(w)
     for step, g in enumerate(gradients):
         state = state_at(step)
-        sgd.sgd(w, g, m, np.array(RATES, np.float32), state, w, m, state, momentum=0.9, nesterov=True, weight_decay=0.1, decayed=6)
+        optimizers.SGD.reference(w, g, m, np.array(RATES, np.float32), state, w, m, state, momentum=0.9, nesterov=True, weight_decay=0.1, decayed=6)
     np.testing.assert_allclose(w, want, rtol=1e-12)
 
 
@@ -63,21 +62,22 @@ def test_adamw_follows_the_scalar_loop_and_leaves_the_moments_alone(rng):
     arrays = [w, np.zeros_like(w), np.zeros_like(w)]
     for step, g in enumerate(gradients):
         state = state_at(step)
-        adam.adam(arrays[0], g, *arrays[1:], np.array(RATES, np.float32), state, *arrays, state, decoupled=True, weight_decay=0.1, decayed=6)
+        lr = np.array(RATES, np.float32)
+        optimizers.ADAM.reference(arrays[0], g, *arrays[1:], lr, state, *arrays, state, decoupled=True, weight_decay=0.1, decayed=6)
     # The rate times the decay is a product of two float32.
     np.testing.assert_allclose(np.transpose(arrays), want, rtol=4 * EPS, atol=1e-14)
 
 
 @pytest.mark.parametrize("op", ["sgd", "adam"])
 def test_the_kernels_of_the_new_forms_match_the_references(device, rng, op):
-    module, moments, attrs = (sgd, 1, {"momentum": 0.9, "nesterov": True}) if op == "sgd" else (adam, 2, {"decoupled": True})
+    moments, attrs = (1, {"momentum": 0.9, "nesterov": True}) if op == "sgd" else (2, {"decoupled": True})
     w, gradients = weights(rng, steps=1 + moments)
     ins = [w, gradients[0], *(np.abs(each) for each in gradients[1:]), np.array(RATES), state_at(1)]
     ins = [each.astype(np.float32) if each.dtype == np.float64 else each for each in ins]
     attrs |= {"weight_decay": 0.1, "decayed": 6, "clip_value": 0.5}
     outs = [0, *range(2, 2 + moments), 3 + moments]
-    got = run_op(module.OPS[named(op)], op, ins, outs, device=device, attrs=attrs)
-    want = run_op(host(getattr(module, str(op))), op, ins, outs, device=Host(), attrs=attrs)
+    got = run_op(optimizers.OPS[named(op)], op, ins, outs, device=device, attrs=attrs)
+    want = run_op(optimizers.HOST[named(op)], op, ins, outs, device=Host(), attrs=attrs)
     for one, other in zip(got, want, strict=True):
         # At most ten roundings, each of a number below 8.
         np.testing.assert_allclose(one, other, rtol=10 * EPS, atol=40 * EPS)

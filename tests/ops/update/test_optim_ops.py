@@ -12,14 +12,14 @@ from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu.device import Host
 from nbcnn.modes import named
 from nbcnn.ops.kernel.call import host
-from nbcnn.ops.update import adam, advance, grad_norm, pack_weights, rule, sgd
+from nbcnn.ops.update import advance, grad_norm, optimizers, pack_weights, rule
 from nbcnn.ops.update.advance import COUNT, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, STEP
 
 EPS = float(np.finfo(np.float32).eps)
 
 IMPLS = {
-    "sgd": (host(sgd.sgd), sgd.OPS[named("sgd")]),
-    "adam": (host(adam.adam), adam.OPS[named("adam")]),
+    "sgd": (host(optimizers.SGD.reference), optimizers.OPS[named("sgd")]),
+    "adam": (host(optimizers.ADAM.reference), optimizers.OPS[named("adam")]),
     "grad_norm": (host(grad_norm.grad_norm), grad_norm.OPS[named("grad_norm")]),
     "pack_weights": (host(pack_weights.pack_weights), pack_weights.OPS[named("pack_weights")]),
     "advance": (host(advance.advance), advance.OPS[named("advance")]),
@@ -306,10 +306,10 @@ def test_optimizer_kernels_compile_without_a_stack_frame(rng, arch):
     lr, state, norm = np.ones(3, np.float32), step_state(), np.array(1.0)
     clip = {"clip_norm": 1.0}
     cases = [
-        (sgd.OPS[named("sgd")], "sgd", [w, g, w, lr, state], [0, 2, 4], {}),
-        (sgd.OPS[named("sgd")], "sgd", [w, g, w, lr, state, norm], [0, 2, 4], clip),
-        (adam.OPS[named("adam")], "adam", [w, g, w, w, lr, state], [0, 2, 3, 5], {}),
-        (adam.OPS[named("adam")], "adam", [w, g, w, w, lr, state, norm], [0, 2, 3, 5], clip),
+        (optimizers.OPS[named("sgd")], "sgd", [w, g, w, lr, state], [0, 2, 4], {}),
+        (optimizers.OPS[named("sgd")], "sgd", [w, g, w, lr, state, norm], [0, 2, 4], clip),
+        (optimizers.OPS[named("adam")], "adam", [w, g, w, w, lr, state], [0, 2, 3, 5], {}),
+        (optimizers.OPS[named("adam")], "adam", [w, g, w, w, lr, state, norm], [0, 2, 3, 5], clip),
         (grad_norm.OPS[named("grad_norm")], "grad_norm", [g], [((), "float64")], {}),
         (pack_weights.OPS[named("pack_weights")], "pack_weights", [w, np.zeros(5, np.int32)], [((5,), "float32")], {}),
         (advance.OPS[named("advance")], "advance", [norm, state, np.zeros(4)], [1, 2], {"count": 1}),
@@ -330,7 +330,7 @@ def test_adam_in_float64_equals_the_scalar_loop(part, monkeypatch, rng):
         state[STEP] = step
         w64, m64, v64 = arrays
         rates = np.array(RATES, np.float32)
-        adam.adam(w64, g.astype(np.float64), m64, v64, rates, state, *arrays, state, weight_decay=0.01, decayed=6)
+        optimizers.ADAM.reference(w64, g.astype(np.float64), m64, v64, rates, state, *arrays, state, weight_decay=0.01, decayed=6)
     np.testing.assert_allclose(arrays, want, rtol=1e-12, atol=1e-14)
 
 
@@ -343,7 +343,7 @@ def test_sgd_in_float64_equals_the_scalar_loop(part, monkeypatch, rng):
     for step, g in enumerate(gradients):
         state[STEP] = step
         rates = np.array(RATES, np.float32)
-        sgd.sgd(w64, g.astype(np.float64), m64, rates, state, w64, m64, state, momentum=0.9, weight_decay=0.01, decayed=6)
+        optimizers.SGD.reference(w64, g.astype(np.float64), m64, rates, state, w64, m64, state, momentum=0.9, weight_decay=0.01, decayed=6)
     np.testing.assert_allclose([w64, m64], want[:2], rtol=1e-12, atol=1e-14)
 
 
