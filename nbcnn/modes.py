@@ -23,7 +23,7 @@ from typing import Any
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.files.suggest import nearest
-from nbcnn.ops.activations import add, glu, mul, prelu, softmax
+from nbcnn.ops.activations import add, glu, prelu, softmax
 from nbcnn.ops.activations import table as activations
 from nbcnn.ops.conv import bias, depthwise_stream_wgrad, depthwise_wgrad, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed, expanded
@@ -75,7 +75,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(batch, fold, group, layer, dropout, softmax),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(whiten, patches, corrupt, ksparse),
-    *(mul, scale, concat, pad, sum_losses, grouped, bias),
+    *(scale, concat, pad, sum_losses, grouped, bias),
     *(xent, gemm),
     *(pairs, prelu, pool, global_mean, resize, axis_map, permute),
     *(optimizers, grad_norm, pack_weights, advance, accumulate, ema),

@@ -285,7 +285,7 @@ class ForecastMSE(_Forecast):
 
 @dataclass(frozen=True)
 class RMSLE(_Forecast):
-    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/rmsle.py); no gradient where unit·y ≤ 0.
+    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/pairs.py); no gradient where unit·y ≤ 0.
 
     Shapes: y (N, 1), in multiples of `unit`, and targets (N,), in readings; both float32 → a float64 scalar. Raises UsageError unless
     `unit` is positive and finite, and ShapeError for other predictions, when the network is built.

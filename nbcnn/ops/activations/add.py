@@ -1,15 +1,18 @@
-"""Addition of two tensors of one shape, as at the end of a residual block: y = a + b, and with the ReLU behind it y = max(a + b, 0).
+"""Sums and products of two tensors of one shape, element by element: y = a + b, as at the end of a residual block, with the ReLU behind it
+y = max(a + b, 0), and y = a·b.
 
-The gradient of a sum needs no op: da = db = dy. That of add_relu is relu's, dy where y > 0; of a y that is read twice two gradients are added and
-masked in one pass.
+Their gradients need no op: of a sum da = db = dy, of a product da = dy·b and db = dy·a are products too. That of add_relu is relu's, dy where y > 0;
+of a y that is read twice two gradients are added and masked in one pass.
 
-    add               a, b -> y                           add_relu          a, b -> y
+    add, mul          a, b -> y                           add_relu          a, b -> y
     add_relu_dgrad    da, db, y -> dx
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +24,17 @@ from nbcnn.ops.kernel.maps import launch_map, supports
 from nbcnn.ops.kernel.traffic import streamed
 from nbcnn.plan.op import Map, Mask, Op
 
+ADD, ADD_RELU, MASKED, MUL = Op("add"), Op("add", after=(Map("relu"),)), Op("add", after=(Mask("relu"),)), Op("mul")
+
 
 def add(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
     """y = a + b, any shape."""
     np.add(a, b, out=y)
+
+
+def mul(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
+    """y = a·b, any shape."""
+    np.multiply(a, b, out=y)
 
 
 def add_relu(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
@@ -44,6 +54,11 @@ def _sum(a, b):
 
 
 @jit(device=True)
+def _product(a, b):
+    return a * b
+
+
+@jit(device=True)
 def _relu_of_sum(a, b):
     return relu(a + b)
 
@@ -53,33 +68,23 @@ def _masked_sum(a, b, y):
     return 0.0 if y <= 0.0 else a + b
 
 
-def bind(call: Call) -> list[Launch]:
+def bind(function: Any, call: Call) -> list[Launch]:
     """One launch of the frame of maps."""
-    return launch_map("add_kernel", _sum, call)
+    return launch_map(f"{call.op}_kernel", function, call)
 
 
-def bind_relu(call: Call) -> list[Launch]:
-    """One launch of the frame of maps."""
-    return launch_map("add_relu_kernel", _relu_of_sum, call)
-
-
-def bind_relu_dgrad(call: Call) -> list[Launch]:
-    """One launch of the frame of maps."""
-    return launch_map("add_relu_dgrad_kernel", _masked_sum, call)
-
-
-HOST = {Op("add"): host(add)}
+HOST = {ADD: host(add), MUL: host(mul)}
 OPS = {
-    op: Impl(bound, supports=supports, traffic=streamed)
-    for op, bound in ((Op("add"), bind), (Op("add", after=(Map("relu"),)), bind_relu), (Op("add", after=(Mask("relu"),)), bind_relu_dgrad))
+    op: Impl(partial(bind, function), supports=supports, traffic=streamed)
+    for op, function in ((ADD, _sum), (MUL, _product), (ADD_RELU, _relu_of_sum), (MASKED, _masked_sum))
 }
-REFERENCES = {Op("add", after=(Map("relu"),)): add_relu, Op("add", after=(Mask("relu"),)): add_relu_dgrad}
+REFERENCES = {ADD_RELU: add_relu, MASKED: add_relu_dgrad}
 
 
 def cases(images: Shapes = IMAGES) -> Iterator[Case]:
-    """Sums of two batches of images, plain and with a ReLU."""
+    """Sums and products of two batches of images, plain and with a ReLU."""
     for shape in images:
-        for op in (Op("add"), Op("add", after=(Map("relu"),))):
-            yield Case(op, label_of(shape), (normal(5, *shape), normal(6, *shape)), ((shape, "float32"),))
-        y = np.maximum(normal(7, *shape), 0)
-        yield Case(Op("add", after=(Mask("relu"),)), label_of(shape), (normal(5, *shape), normal(6, *shape), y), ((shape, "float32"),))
+        a, b, y = normal(5, *shape), normal(6, *shape), np.maximum(normal(7, *shape), 0)
+        for op in (ADD, MUL, ADD_RELU):
+            yield Case(op, label_of(shape), (a, b), ((shape, "float32"),))
+        yield Case(MASKED, label_of(shape), (a, b, y), ((shape, "float32"),))

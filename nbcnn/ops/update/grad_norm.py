@@ -36,5 +36,6 @@ HOST, OPS = {Op("grad_norm"): host(grad_norm)}, {Op("grad_norm"): Impl(bind, scr
 
 
 def cases(count: int = 1003) -> Iterator[Case]:
-    """`count` gradients."""
-    yield Case(Op("grad_norm"), f"{count}", (normal(18, count),), (((), "float64"),), {}, count)
+    """`count` gradients, which are one block's work if they are 1,003, and five times as many."""
+    for each in (count, 5 * count):
+        yield Case(Op("grad_norm"), f"{each}", (normal(18, each),), (((), "float64"),), {}, each)

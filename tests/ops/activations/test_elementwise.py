@@ -168,7 +168,7 @@ def launches() -> list[Launch]:
         one = Call(named(f"{name}_fprop"), (x,), (x,), ((10,),), ((10,),), each.parameters)
         two = Call(named(f"{name}_dgrad"), (x, x), (x,), ((10,), (10,)), ((10,),), each.parameters)
         made += [*each.bind_fprop(one), *each.bind_dgrad(two)]
-    return [*made, *add.bind(Call(Op("add"), (x, x), (x,), ((10,), (10,)), ((10,),)))]
+    return [*made, *add.OPS[Op("add")].bind(Call(Op("add"), (x, x), (x,), ((10,), (10,)), ((10,),)))]
 
 
 def test_a_tensor_beyond_int32_is_refused():
