@@ -90,7 +90,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 def scratch_wgrad(call: Call) -> int:
-    """As `launch_sums` asks for it."""
+    """Bytes of the partial sums of `launch_sums`."""
     return scratch_of_sums(as_images(call))
 
 
