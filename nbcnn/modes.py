@@ -64,7 +64,7 @@ from nbcnn.ops.products import gemm, gemm_wgmma
 from nbcnn.ops.series import gather_windows, last, pwconv1d, pwconv1d_direct, pwconv1d_gated, s4kernel
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.series.dwconv1d import reference as dwconv1d
-from nbcnn.ops.update import accumulate, advance, ema, grad_norm, optimizers, pack_weights
+from nbcnn.ops.update import accumulate, advance, ema, grad_norm, loss_scale, optimizers, pack_weights
 from nbcnn.plan import names
 from nbcnn.plan.op import Loss, Op, Unpool
 
@@ -78,7 +78,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(scale, concat, pad, sum_losses, grouped, bias),
     *(xent, gemm),
     *(pairs, prelu, pool, global_mean, resize, axis_map, permute),
-    *(optimizers, grad_norm, pack_weights, advance, accumulate, ema),
+    *(optimizers, grad_norm, pack_weights, advance, accumulate, ema, loss_scale),
 )
 """The modules of all ops: convolutions; series; element-wise and norms; images; what graphs join; losses and products; the update of the weights."""
 
@@ -148,22 +148,31 @@ def _tensorcore(precision: str) -> Row:
             general[Op("upconv", "fprop")], pairs.OPS[Op("mse", "fprop")], pairs.OPS[Op("mse", "dgrad")]
         ),
     }
+    common = COMMON | DWCONV["best"] | {Op("unpool"): unpool.IMPL, Op("gemm"): gemm.SIMPLE}
+    general |= pwconv1d.transposed(general) | {Op("gemm"): gemm.engine(general[Op("conv", "fprop")])}
+    thin_parts, hopper, norms = _for_later_gpus(precision) if precision != "fp16" else ([], [], [])
+    engines = (*hopper, ("mma", general), *(_PRODUCTS if precision == "fp32" else ()))
+    two_ops = [(name, conv_evonorm.two_ops(ops[Op("conv", "fprop")])) for name, ops in (*thin_parts, *engines) if Op("conv", "fprop") in ops]
+    groups = [(name, expanded.grouped(ops)) for name, ops in (*hopper, ("mma", general))]
+    behind = (*norms, *two_ops, *_STREAMED, *groups, ("common", batch_cluster.OPS), ("common", common))
+    parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
+    return Row("tensorcore", precision, "gpu", "NHWC", parts, ("thin", "wgmma", "mma", "common", "cudacore"), by_cost=True)
+
+
+Parts = list[tuple[str, Ops]]
+
+
+def _for_later_gpus(precision: str) -> tuple[Parts, Parts, Parts]:
+    """First and last layers, Hopper's engine, and its norms, in a precision that compute capability 7.5 does not have."""
     # In fp32 three channels are the CUDA cores' business: 27 products per pixel are too few to pay for splitting operands.
     few = [("cudacore", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     thin_parts = [(name, statistics.of_engine(part) if Op("conv", "fprop") in part else part) for name, part in few]
-    common = COMMON | DWCONV["best"] | {Op("unpool"): unpool.IMPL, Op("gemm"): gemm.SIMPLE}
     hopper = gradient_sums.of_engine(statistics.of_engine(wgmma.ops(precision)))
     hopper |= pwconv1d.transposed(hopper) | {
         Op("gemm"): gemm.engine(hopper[Op("conv", "fprop")]) if precision == "fp32" else gemm_wgmma.implementation(precision)
     }
-    general |= pwconv1d.transposed(general) | {Op("gemm"): gemm.engine(general[Op("conv", "fprop")])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
-    engines = (("wgmma", hopper), ("mma", general), *(_PRODUCTS if precision == "fp32" else ()))
-    two_ops = [(name, conv_evonorm.two_ops(ops[Op("conv", "fprop")])) for name, ops in (*thin_parts, *engines) if Op("conv", "fprop") in ops]
-    groups = [(name, expanded.grouped(ops)) for name, ops in (("wgmma", hopper), ("mma", general))]
-    behind = (("wgmma", norms), *two_ops, *_STREAMED, *groups, ("common", batch_cluster.OPS), ("common", common))
-    parts = (*thin_parts, ("common", few_rows.OPS), *engines, *behind)
-    return Row("tensorcore", precision, "gpu", "NHWC", parts, ("thin", "wgmma", "mma", "common", "cudacore"), by_cost=True)
+    return thin_parts, [("wgmma", hopper)], [("wgmma", norms)]
 
 
 MODES: Mapping[tuple[str, str], Row] = {
@@ -174,7 +183,7 @@ MODES: Mapping[tuple[str, str], Row] = {
         Row("tiled", "fp32", "gpu", "NCHW", (("tiled", _DEPTHWISE), ("tiled", _TILED), ("naive", naive.OPS | DWCONV["naive"]))),
         Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
         Row("cudacore", "fp32", "gpu", "NHWC", _CUDACORE, by_cost=True),
-        *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
+        *(_tensorcore(precision) for precision in names.MODES["tensorcore"]),
     )
 }
 
@@ -198,7 +207,12 @@ ENGINES = names.ENGINES
 
 
 def only_engine(row: Row, engine: str) -> Row:
-    """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported."""
+    """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported.
+
+    Raises UsageError if the row has no such engine.
+    """
+    if engine not in dict(row.fallbacks):
+        raise UsageError(f"--engine {engine} has no {row.precision}; --engine mma has it")
     # An engine that is asked for by name is not left for kernels on CUDA cores because those are cheaper.
     own = next(at for at, (part, _) in enumerate(row.fallbacks) if part in ENGINES)
     row = replace(row, fallbacks=tuple(part for at, part in enumerate(row.fallbacks) if part[0] != "cudacore" or at < own))

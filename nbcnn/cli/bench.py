@@ -193,6 +193,7 @@ def _measure(flags: SimpleNamespace) -> int:
     elif not is_op:
         flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
     flags.peers = _peers(flags)
+    asked = flags.peers is not None
     flags.peer = flags.peers and ("torch" if flags.peers[0] != "none" else "none")
     if flags.what == "nets":
         bench_nets.check(flags)
@@ -205,6 +206,10 @@ def _measure(flags: SimpleNamespace) -> int:
     flags.peer = flags.peer or ("none" if is_op or on_host else "torch")
     flags.peers = flags.peers or (flags.peer,)
     if flags.tiles:
+        flags.peer, flags.peers = "none", ("none",)
+    if flags.peer != "none" and _in_fp16(flags):
+        if asked or flags.what == "nets":
+            raise UsageError(f"bench {flags.what}: no peer trains in fp16 here, with a loss scale; take another precision{' or --peer none' * asked}")
         flags.peer, flags.peers = "none", ("none",)
     if flags.peer != "none" and flags.what in ("step", "nets", "predict", "convs", "scaling", *ops) and not peers.available():
         to_stderr(peers.MISSING)
@@ -239,6 +244,20 @@ def _refuse_strangers(flags: SimpleNamespace, what: str) -> None:
     if what in ("step", "epoch") and set(flags.cache or ()) - {"rotate"}:
         why = "reads other images every time, and its own results evict what it read: the only --cache that it has is rotate"
         raise UsageError(f"--cache {','.join(flags.cache)}: a training step {why}")
+
+
+_SEVERAL = ("nets", "predict", "scaling")
+"""Benchmarks that time several precisions where none is asked for, fp16 not among them."""
+
+
+def _in_fp16(flags: SimpleNamespace) -> bool:
+    """Whether products are rounded to fp16, as asked for or because the GPU has no other tensor cores."""
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.run.rows import on_tensor_cores
+
+    modes = (flags.mode,) if isinstance(flags.mode, str) else flags.mode or ()
+    precisions = (flags.precision,) if isinstance(flags.precision, str) else flags.precision
+    return "fp16" in (precisions or (on_tensor_cores(Gpu().capability)[:1] if "tensorcore" in modes and flags.what not in _SEVERAL else ()))
 
 
 def _peers(flags: SimpleNamespace) -> tuple[str, ...] | None:

@@ -95,7 +95,7 @@ def text(found: dict[str, Any]) -> str:
     lines += [f"  {kinds[kind]:14} {_kernels(kept)}" for kind, kept in found["kernels"].items()]
     titles = {
         "cpu": "--mode cpu",
-        "gpu": "GPU modes (naive, tiled, im2col, cudacore; tensorcore from compute capability 8.0 on)",
+        "gpu": "GPU modes (naive, tiled, im2col, cudacore; tensorcore from compute capability 7.5 on)",
         "ranks": "training on more than one GPU (python -m nbcnn launch)",
         "compile": "compiling kernels without running them",
         "simulator": "simulator (NBCNN_SIMULATOR=1)",

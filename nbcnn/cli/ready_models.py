@@ -20,14 +20,14 @@ from nbcnn.cli.loading import Loaded
 from nbcnn.datasets import Dataset
 from nbcnn.lab.measure.kernels import target_of
 from nbcnn.lab.measure.plans import Absent
-from nbcnn.modes import DEFAULT_PRECISION, MODES
+from nbcnn.modes import MODES
 from nbcnn.nn import models, whitening
 from nbcnn.run import peaks
 from nbcnn.run.allocation import Allocated
 from nbcnn.run.net import Net
 from nbcnn.run.planning import Training
 from nbcnn.run.resident import resident
-from nbcnn.run.rows import TENSOR_CORES, Choice
+from nbcnn.run.rows import Choice, fastest, on_tensor_cores
 from nbcnn.run.timeline import wait_launch
 
 _COLOUR, _DIGITS = ("cifar10", 50_000, 10_000, (3, 32, 32)), ("mnist", 60_000, 10_000, (1, 28, 28))
@@ -53,12 +53,11 @@ def launches(model: str, arch: str, multiprocessors: int) -> Iterator[Any]:
     """The launches of `model`, of whose kernels many come several times. Raises DataError for s4convd where its data cannot be read."""
     data, flags = _material(model)
     target = target_of(arch, multiprocessors)
-    mode = "tensorcore" if target.capability >= TENSOR_CORES else "cudacore"
-    choice = Choice(MODES[mode, DEFAULT_PRECISION[mode]], "the fastest mode there")
+    choice = Choice(MODES[fastest(target.capability)], "the fastest mode there")
     device = Absent(target)
     yield wait_launch(0)
     if engine := peaks.engine_of(target.capability, choice.row):
-        yield peaks.tensor(device, engine, "bf16", 1, 1)[0]  # what --explain measures
+        yield peaks.tensor(device, engine, on_tensor_cores(target.capability)[0], 1, 1)[0]  # what --explain measures
     net = Net(data.layers, data.shape, choice=choice, device=device, normalisation=data.normalisation)
     labels = (data.labels, data.test_labels) if net.takes_classes else (None, None)
     splits = zip(("train", "test"), (data.train, data.test), labels, strict=True)

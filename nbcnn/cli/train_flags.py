@@ -295,7 +295,7 @@ def parser() -> Parser:
     group = made.add_argument_group("kernels")
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest that this machine has", "auto")
     flag(group, "--precision", one_of(*PRECISIONS), "precision that multiplications round to", OWN_PRECISION)
-    flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels: wgmma (Hopper) or mma (Ampere and later)", "auto")
+    flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels: wgmma (Hopper) or mma (Ampere and later, fp16 Turing)", "auto")
     flag(group, "--dwconv", one_of("auto", *DWCONV), "kernels of depthwise convolutions of series", "auto: the mode's own")
     flag(group, "--no-fuse", bool, "run every layer by itself", "off")
     flag(group, "--tune", bool, "choose tiles by measuring; kept for the next run, which may differ in its last bits from an untuned one", "off")

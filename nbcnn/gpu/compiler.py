@@ -50,8 +50,8 @@ NUMBA_SIMULATOR = not LOCKSTEP and bool(_asked("NUMBA_ENABLE_CUDASIM"))
 """True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads in Numba's simulator."""
 SIMULATOR = LOCKSTEP or NUMBA_SIMULATOR
 """True when kernels run in either simulator."""
-SIMULATED_CAPABILITY = (8, 0) if _asked("NBCNN_SIMULATOR") == 80 else (7, 5)
-"""The compute capability of the simulated GPU: NBCNN_SIMULATOR=80 asks for Ampere's tensor cores."""
+SIMULATED_CAPABILITY = (8, 0) if _asked("NBCNN_SIMULATOR") == 80 else (7, 5) if LOCKSTEP else (7, 0)
+"""The compute capability of the simulated GPU: NBCNN_SIMULATOR=80 asks for Ampere's tensor cores, 1 has Turing's, Numba's simulator none."""
 SIMULATED_BY = "NBCNN_SIMULATOR=1" if LOCKSTEP else "NUMBA_ENABLE_CUDASIM=1"
 """The variable of the environment that asks for the simulator."""
 CHOSEN = "numba" if NUMBA_SIMULATOR else os.environ.get("NBCNN_COMPILER") or "numba"

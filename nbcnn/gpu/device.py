@@ -49,7 +49,7 @@ GPU_MEMORY = "GPU, all programs"
 
 
 def capability_of_gpu() -> tuple[int, int]:
-    """The compute capability of the current GPU, which must be there; 7.5 in the simulator unless it is asked for another."""
+    """The compute capability of the current GPU, which must be there; 7.5 in our simulator unless it is asked for another."""
     if SIMULATOR:
         return compiler.SIMULATED_CAPABILITY
     return driver.device().capability

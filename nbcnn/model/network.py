@@ -63,7 +63,7 @@ class Model(Weights):
                  (`nbcnn.loss` says of which kind), or None where the last layer is one or the network is only to predict. Of several outputs one
                  for all of them, or a list with one for each; they are added.
     mode         auto, cpu, naive, tiled, im2col, cudacore, tensorcore: how layers are computed; auto is the fastest that this machine has.
-    precision    what multiplications round to (fp32, tf32, bf16); None is the mode's own.
+    precision    what multiplications round to (fp32, tf32, bf16, fp16); None is the mode's own.
     seed, init   of the first weights ("torch" or "he"); the seed also of the order of examples.
     input_shape  (C, H, W) or (F,) of an example; None takes it from the first data.
     classes      names of the classes, for pictures and files.

@@ -304,10 +304,14 @@ class Optimizer(Arguments):
         decayed: int,
         norm: Sequence[Buf] | None = None,
         decay_factor: float = 1.0,
+        **scaled: bool,
     ) -> None:
-        """Record the update of a flat buffer: the gradient's norm if it is clipped (and `norm` does not hold it), then one step."""
+        """Record the update of a flat buffer: the gradient's norm if it is clipped (and `norm` does not hold it), then one step.
+
+        scaled: True where gradients are of a loss with a scale (`nbcnn.ops.update.loss_scale`).
+        """
         ins = [weights, grads, *moments, rates, state, *(self.norm(tape, grads) if norm is None else norm)]
-        attrs = self.attrs()
+        attrs = self.attrs() | scaled
         tape.emit(self.op, ins, [weights, *moments, state], "update", decayed=decayed, **attrs | {"weight_decay": decay_factor * self.weight_decay})
 
     def attrs(self) -> dict[str, Any]:

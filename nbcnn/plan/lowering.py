@@ -184,10 +184,13 @@ def _pack_made(planned: Sequence[Planned], maps: dict[Buf, Buf], resolve: Callab
 
 
 def stored_as(steps: Sequence[Step], store: str) -> list[Step]:
-    """The steps with every activation and every gradient of one kept as `store`: temporaries of two axes or more."""
+    """The steps with every activation and every gradient of one kept as `store`: temporaries of two axes or more.
+
+    The gradient that a loss makes stays float32 where `scale_loss` rounds it.
+    """
     if store == "float32":
         return list(steps)
-    stored: dict[Buf, Buf] = {}
+    stored = {root: root for root in (step.ins[0].root for step in steps if step.op == Op("scale_loss"))}
 
     def swap(buf: Buf) -> Buf:
         root = buf.root

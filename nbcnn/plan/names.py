@@ -11,15 +11,18 @@ MODES = {
     "tiled": ("fp32",),
     "im2col": ("fp32",),
     "cudacore": ("fp32",),
-    "tensorcore": ("bf16", "tf32", "fp32"),
+    "tensorcore": ("bf16", "tf32", "fp32", "fp16"),
 }
-"""Modes, each faster than the one before, with their precisions; the first is the default, the others are slower."""
+"""Modes, each faster than the one before, with their precisions. The first that a GPU can run is the default: fp16 where it lacks the others."""
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """The formats to which operands of a product can be rounded."""
 
-ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
-"""Tensor-core engines that `--engine` can force, with the compute capability that each needs."""
+TENSOR_CORES = {"bf16": (8, 0), "tf32": (8, 0), "fp32": (8, 0), "fp16": (7, 5)}
+"""Precisions of mode tensorcore, with the compute capability that each needs."""
+
+ENGINES = {"wgmma": (9, 0), "mma": min(TENSOR_CORES.values())}
+"""Tensor-core engines that `--engine` can force, with the compute capability from which each has a precision."""
 
 DWCONV = ("naive", "coalesced", "shared", "warp", "best")
 """Depthwise convolutions of series that `--dwconv` can choose (`nbcnn.ops.series.dwconv1d.VARIANTS`)."""

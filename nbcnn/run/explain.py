@@ -32,7 +32,7 @@ def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = Non
     lines += [*fused(plan), *others(plan)]
     lines.append(f"{len(plan.steps)} steps, {total_flops:.2f} GFLOP, {total_bytes:.1f} MB compulsory")
     if ceilings:
-        by = f" by {ceilings.engine}" if ceilings.engine and precision in ("bf16", "tf32", "fp32 split") else ""
+        by = f" by {ceilings.engine}" if ceilings.engine and precision != "fp32" else ""
         rate = f"{ceilings.flops[precision] / 1e12:.0f} TFLOP/s{by}"
         lines.append(f"floor {sum(floors) / 1e3:.3f} ms at {rate} and {ceilings.bandwidth / 1e12:.1f} TB/s")
     lines.append(f"arena {plan.arena_bytes / 2**20:.1f} MiB (no arena can be below {bound / 2**20:.1f} MiB)")

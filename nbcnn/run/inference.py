@@ -14,6 +14,8 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.gpu.download import in_turn
 from nbcnn.gpu.staging import Staging
+from nbcnn.ops.update.advance import GOOD, LEAST_SCALE, SCALE
+from nbcnn.ops.update.loss_scale import halved
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.plan.shapes import numel
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
@@ -186,6 +188,7 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
     """Loss and parameter gradients for float32 inputs `x` (N, …); `labels` (N,) or (N, H, W) if the loss needs them, or the targets (N, *output)
     of a network that does not give its input back.
 
+    With a loss scale (`nbcnn.ops.update.loss_scale`) gradients are taken again with half of it where they are not finite.
     For tests and for `gradcheck`: allocates on every call. Arena and gradients start as NaN; the net's own weights, gradients and states
     (the running statistics of a norm) are afterwards what they were.
     """
@@ -209,4 +212,7 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
         held.device.upload(held.arena, np.full(held.arena.size, 0xFF, np.uint8))
         net.params.poison_grads()
         held.programs["gradients"].run()
+        while net.row.scales_loss and (state := held.download("state"))[GOOD] < 0 and state[SCALE] > LEAST_SCALE:
+            held.upload("state", halved(state))
+            held.programs["gradients"].run()
         return float(held.download("loss")[0]), net.params.grads_dict()

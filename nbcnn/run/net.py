@@ -20,6 +20,7 @@ from nbcnn.nn.graphs import Graph, pack, unpack, wired
 from nbcnn.nn.layer import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
+from nbcnn.ops.update.advance import STATE_SIZE
 from nbcnn.plan.graph import Buf, Fusion, Plan, Step, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.lowering import Beside
 from nbcnn.plan.merging import merge
@@ -206,16 +207,23 @@ class Net:
         return self.merged(_substitute(tape.steps, y.root, output), io | {"output": output})
 
     def record_gradients(self, batch: int) -> Recorded:
-        """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them, or the targets), `loss`, `dx`."""
+        """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them, or the targets), `loss`, `dx`.
+
+        With a loss scale also `state`; `dx` is then of the scaled loss.
+        """
         tape = Tape(training=True)
         x = Buf("x", (batch, *self.input_shape), home="io")
         if self.needs_values:
             labels = Buf("labels", (batch, *self.output_shape), home="io")
         else:
             labels = Buf("labels", (batch, *(self.plane if self.takes_classes else ())), self.label_dtype, "io")
+        state = Buf("state", (STATE_SIZE,), "int64", "state")
         value, dy, backward = self.record_loss(tape, x, labels if self.needs_values or self.layers[-1].needs_labels else None)
-        dx = backward(dy)
+        dx = backward(self.scaled(tape, dy, state))
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}
+        if self.row.scales_loss:
+            io["state"] = state
+            tape.emit(Op("unscale"), [self.flat_grads, state], [self.flat_grads, state], "update")
         steps = _substitute(_substitute(tape.steps, value, io["loss"]), dx.root, io["dx"])
         return self.merged(drop_dead(steps), io)
 
@@ -234,6 +242,10 @@ class Net:
         own = tape.prepared or x if calls.inputs == 1 else x
         value, dy = loss.build(tape, ys if len(ys) > 1 else ys[0], own if target is None else target, loss.kind)
         return value, dy, lambda dy: backward(dy if len(ys) > 1 else [dy])
+
+    def scaled(self, tape: Tape, dy: Any, state: Buf) -> Any:
+        """The gradient of the loss, or a list of them, times the loss scale in `state`, where the row has one."""
+        return scaled(tape, dy, state) if self.row.scales_loss else dy
 
     def lower(self, recorded: Recorded, beside: Beside | None = None, lean: bool = False) -> Plan:
         """The plan of recorded steps on this net's row; `beside` and `lean` as in `lowering.lower`.
@@ -281,6 +293,15 @@ class Net:
     def gradients(self, x: np.ndarray, labels: np.ndarray | None = None) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and parameter gradients for float32 inputs `x`: `inference.gradients`."""
         return inference.gradients(self, x, labels)
+
+
+def scaled(tape: Tape, dy: Any, state: Buf) -> Any:
+    """Record that the gradient of the loss, or each of a list of them, is multiplied by the loss scale in `state`; return what comes of it."""
+    if isinstance(dy, list):
+        return [scaled(tape, each, state) for each in dy]
+    made = tape.temp(f"{dy.name} scaled", dy.shape)
+    tape.emit(Op("scale_loss"), [dy, state], [made], "loss")
+    return made
 
 
 def _substitute(steps: Sequence[Step], old: Buf, new: Buf) -> list[Step]:

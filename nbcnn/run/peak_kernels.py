@@ -10,7 +10,7 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.ptx.asm import byte_address_shared
-from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
+from nbcnn.ops.ptx.mma import mma_bf16, mma_f16, mma_tf32
 from nbcnn.ops.ptx.timer import cycles
 from nbcnn.ops.ptx.vector import load4, store4
 from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all
@@ -27,6 +27,12 @@ def _noise(seed):
 def _two_bf16(seed):
     """Two bfloat16 of random sign and fraction, between 1/2 and 1 in size."""
     return (_noise(seed) & u4(0x807F807F)) | 0x3F003F00
+
+
+@jit(device=True)
+def _two_f16(seed):
+    """Two float16 of random sign and fraction, between 1/2 and 1 in size."""
+    return (_noise(seed) & u4(0x83FF83FF)) | 0x38003800
 
 
 @jit(device=True)
@@ -80,12 +86,12 @@ def mma_kernel(precision: str) -> Any:
     """mma.sync on fragments in registers, eight independent sums per warp; what block 0 took goes to `watch`.
 
     grid    any number of blocks of 8 warps
-    owns    warp: 16×8 sums, eight of them; 8 products (k16 in bf16, k8 in tf32) per iteration
+    owns    warp: 16×8 sums, eight of them; 8 products (k16 in bf16, twice k8 in fp16, k8 in tf32) per iteration
     watch   [cycles] of block 0, from when all of its warps begin to when all have their sums
     moves   one float per thread at the end
-    needs   compute capability 8.0
+    needs   compute capability 8.0, for fp16 7.5
     """
-    multiply, word = (mma_bf16, _two_bf16) if precision == "bf16" else (mma_tf32, _tf32)
+    multiply, word = {"bf16": (mma_bf16, _two_bf16), "fp16": (mma_f16, _two_f16), "tf32": (mma_tf32, _tf32)}[precision]
 
     @jit(launch_bounds=(MMA_THREADS, 2))
     def mma_ceiling_kernel(x, watch, turns):

@@ -1,9 +1,9 @@
 """This module says what a GPU can do at most: flop/s by precision, and bytes/s of its memory. The floors of `explain` follow from it.
 
 The rate of tensor cores is measured, because the compute capability does not tell it: of GPUs of one capability some add products in float32 at
-half the rate of others (8.6: a 3090 beside an A10, A40 or A6000; 8.9: a 4090 beside an L4 or L40S). One block multiplies on one multiprocessor for
-about 0.1 ms and counts its own cycles, so neither clocks nor power nor other multiprocessors are in the figure. tf32 has half of bf16's rate
-(NVIDIA's architecture whitepapers, from 8.0 on).
+half the rate of others (7.5: an RTX 20 beside a T4; 8.6: a 3090 beside an A10, A40 or A6000; 8.9: a 4090 beside an L4 or L40S). One block multiplies
+on one multiprocessor for about 0.1 ms and counts its own cycles, so neither clocks nor power nor other multiprocessors are in the figure. tf32 has
+half of bf16's rate and fp16 has the same (NVIDIA's architecture whitepapers, from 8.0 on). Compute capability 7.5 has fp16 alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nbcnn.modes import ENGINES
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.kernel.row import Row
 from nbcnn.run import peak_kernels as kernels
-from nbcnn.run.rows import TENSOR_CORES
+from nbcnn.run.rows import on_tensor_cores
 
 TURNS = {"mma": 1024, "wgmma": 256}
 """Iterations of the loops that are counted, 66,000 to 520,000 cycles: the hundred of their ends are nothing beside them."""
@@ -49,7 +49,7 @@ def lanes(capability: tuple[int, int]) -> int:
 
 def engine_of(capability: tuple[int, int], row: Row | None = None) -> str:
     """The fastest instruction for tensor cores that `row` launches on such a GPU (None: any row); "" where it has none that is used."""
-    if capability < TENSOR_CORES:
+    if not on_tensor_cores(capability):
         return ""
     left_out = row is not None and row.mode == "tensorcore" and "wgmma" not in dict(row.fallbacks)
     return "wgmma" if capability == ENGINES["wgmma"] and not left_out else "mma"
@@ -64,11 +64,14 @@ def peaks_of(device: Any, row: Row | None = None) -> Ceilings | None:
         return None
     ask, engine = driver.device().attribute, engine_of(device.capability, row)
     cycles = device.multiprocessors * ask("CLOCK_RATE") * 1e3
-    fp32, tensor = 2 * lanes(device.capability) * cycles, flops_per_cycle(device, engine) * cycles if engine else 0.0
+    there = on_tensor_cores(device.capability)
+    fp32, tensor = 2 * lanes(device.capability) * cycles, flops_per_cycle(device, engine, there[0]) * cycles if there else 0.0
     bandwidth = _bandwidth(device)
     if not (fp32 and bandwidth and (tensor or not engine)):
         return None
-    return Ceilings({"fp32": fp32, "tf32": tensor / 2 or fp32, "bf16": tensor or fp32, "fp32 split": tensor / 6 or fp32}, bandwidth, engine)
+    parts = {"tf32": ("tf32", 2), "bf16": ("bf16", 1), "fp16": ("fp16", 1), "fp32 split": ("fp32", 6)}
+    flops = {name: tensor / part if precision in there else fp32 for name, (precision, part) in parts.items()}
+    return Ceilings({"fp32": fp32} | flops, bandwidth, engine)
 
 
 _known: dict[tuple[str, str], float] = {}
@@ -90,7 +93,7 @@ def flops_per_cycle(device: Any, engine: str, precision: str = "bf16") -> float:
 
 def tensor(device: Any, engine: str, precision: str, blocks: int, turns: int) -> tuple[Launch, int, Any]:
     """The launch of `blocks` blocks that multiply on tensor cores, its flops, and the array in which it counts its cycles."""
-    k = 16 if precision == "bf16" else 8
+    k = 8 if precision == "tf32" else 16
     if engine == "wgmma":
         kernel, threads = kernels.wgmma_kernel(precision), kernels.WGMMA_THREADS
         flops = threads // 128 * kernels.WGMMA_STEPS * 2 * 64 * kernels.WGMMA_N * k

@@ -80,6 +80,11 @@ class Training:
     lean: bool = False
 
     @property
+    def _scaled(self) -> dict[str, bool]:
+        """The attribute of updates with a loss scale, where the row has one."""
+        return {"scaled": True} if self.net.row.scales_loss else {}
+
+    @property
     def part(self) -> int:
         """Examples, of all ranks, that are computed at once: of a batch of more the gradients are added up, part by part."""
         return self.micro or self.batch
@@ -200,7 +205,7 @@ class Training:
                 if ends:
                     self._leave_frozen(tape)
                     self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
-            attrs = {"count": share.count} | ({} if ends else {"steps": 0})
+            attrs = {"count": share.count} | ({} if ends else {"steps": 0}) | (self._scaled if training else {})
             tape.emit(Op("advance"), [value, state, sums, *([tape.count] if tape.count and ends else [])], [state, sums], "advance", **attrs)
         return self.net.merged(drop_dead(tape.steps), bufs)
 
@@ -211,7 +216,7 @@ class Training:
         order, state = bufs[f"{split}.order"], bufs[f"{split}.state"]
         x, y = data.record(tape, held, order, state, images, self.augment if tape.training else NOTHING)
         value, dy, backward = self.net.record_loss(tape, x, y)
-        return value, lambda: backward(dy)
+        return value, lambda: backward(self.net.scaled(tape, dy, state))
 
     def _accumulate(self, tape: Tape, value: Buf, images: int, examples: int, share: float, first: bool, last: bool) -> Buf:
         """Add the gradients of a part to those of the parts before it; the last one's sum lies where the update reads gradients.
@@ -235,12 +240,14 @@ class Training:
             return
         if self.team.size > 1:
             tape.emit(Op("all_reduce"), [grads], [grads], "update", weight=weight)
+        if self._scaled:
+            tape.emit(Op("unscale"), [grads, state], [grads, state], "update")
         moments = [self.bufs[f"optim.{name}"] for name in self.optimizer.moments]
         norm = self.optimizer.norm(tape, grads)
         for each in self.updates:
             bufs = [part for part, _ in self._parts.get(each, [])] or [self.net.flat_weights, grads, *moments]
             rates = self.bufs["rates" if each.factor.lr == 1 else f"rates·{each.factor.lr:g}"]
-            self.optimizer.record(tape, bufs[0], bufs[1], bufs[2:], rates, state, each.decayed, norm, each.factor.weight_decay)
+            self.optimizer.record(tape, bufs[0], bufs[1], bufs[2:], rates, state, each.decayed, norm, each.factor.weight_decay, **self._scaled)
         if self.ema:
             average = self.bufs["optim.average"]
             tape.emit(Op("ema"), [average, self.net.flat_weights, state], [average], "update", decay=self.ema)

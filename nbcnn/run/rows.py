@@ -12,9 +12,18 @@ from nbcnn.gpu.device import capability_of_gpu
 from nbcnn.gpu.select import refused
 from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
 from nbcnn.ops.kernel.row import Row
+from nbcnn.plan.names import TENSOR_CORES
 
-TENSOR_CORES = ENGINES["mma"]
-"""The compute capability from which on mode tensorcore runs."""
+
+def on_tensor_cores(capability: tuple[int, int]) -> list[str]:
+    """The precisions in which mode tensorcore runs on GPUs of a compute capability, its default there first."""
+    return [precision for precision, least in TENSOR_CORES.items() if capability >= least]
+
+
+def fastest(capability: tuple[int, int]) -> tuple[str, str]:
+    """The mode and the precision that "auto" takes on GPUs of a compute capability."""
+    found = on_tensor_cores(capability)
+    return ("tensorcore", found[0]) if found else ("cudacore", DEFAULT_PRECISION["cudacore"])
 
 
 class Choice(NamedTuple):
@@ -45,7 +54,7 @@ def choose_mode(
 ) -> Choice:
     """The row for `mode` and `precision`, and why. `auto` takes the fastest that this machine has.
 
-    On a GPU without usable tensor cores, tensorcore becomes cudacore, the next best row, and the reason says so; `strict` refuses that.
+    On a GPU whose tensor cores lack the precision, tensorcore becomes cudacore, the next best row, and the reason says so; `strict` refuses that.
     `engine` (auto, wgmma, mma) chooses among tensorcore's kernels, `dwconv` (auto or one of `nbcnn.modes.DWCONV`) the depthwise
     convolutions of a GPU mode. `capability` None asks the GPU.
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU, or
@@ -53,19 +62,25 @@ def choose_mode(
     """
     check_mode(mode, precision)
     missing = None if mode == "cpu" else device.cpu_instead() if mode == "auto" else refused() or device.gpu_missing()
+    simulated = False
     if capability is None:
         capability = (0, 0) if missing or mode == "cpu" else capability_of_gpu()
+        # It has fp16, too, but plays the kernels of CUDA cores faster.
+        simulated = device.SIMULATOR and capability < TENSOR_CORES["bf16"]
     why = "as asked"
     if mode == "auto":
-        fast = precision in (None, *(p for m, p in MODES if m == "tensorcore")) and capability >= TENSOR_CORES
+        there = on_tensor_cores(capability)
+        fast = precision in there or (precision is None and bool(there) and not simulated)
         mode = "cpu" if missing else "tensorcore" if fast else "cudacore"
         why = "no usable GPU here" if missing else "the fastest mode on this GPU"
-    elif mode == "tensorcore" and not missing and capability < TENSOR_CORES:
-        why = f"the next best: tensorcore needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
+    elif mode == "tensorcore" and not missing and capability < TENSOR_CORES[precision or "fp16"]:
+        needed, own = (".".join(map(str, one)) for one in (TENSOR_CORES[precision or "fp16"], capability))
+        named = f"tensorcore {precision}" if precision else "tensorcore"
+        why = f"the next best: {named} needs compute capability {needed}, this GPU has {own}"
         if strict:
             raise UsageError(f"--strict: mode tensorcore became cudacore, {why}")
         mode, precision = "cudacore", None
-    precision = precision or DEFAULT_PRECISION[mode]
+    precision = precision or (fastest(capability)[1] if mode == "tensorcore" and not missing else DEFAULT_PRECISION[mode])
     if (mode, precision) not in MODES:
         raise UsageError(f"mode {mode} has no precision {quoted(precision)}; it has {', '.join(p for m, p in MODES if m == mode)}")
     row = MODES[mode, precision]
@@ -74,8 +89,9 @@ def choose_mode(
     if engine != "auto":
         if mode != "tensorcore":
             raise UsageError(f"--engine {engine} belongs to mode tensorcore, this is {mode}")
-        if capability < ENGINES[engine] or (engine == "wgmma" and capability != ENGINES[engine]):
-            needed, own = (".".join(map(str, one)) for one in (ENGINES[engine], capability))
+        least = max(ENGINES[engine], TENSOR_CORES[precision])
+        if capability < least or (engine == "wgmma" and capability != ENGINES[engine]):
+            needed, own = (".".join(map(str, one)) for one in (least, capability))
             raise UsageError(f"--engine {engine} needs compute capability {needed}, this GPU has {own}")
         row = only_engine(row, engine)
     if dwconv != "auto":

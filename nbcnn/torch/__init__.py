@@ -129,7 +129,8 @@ def module(
     layers        a layer, a list of them, a graph of one input and one output, or a built `nbcnn.Model` of one, whose weights are taken and whose
                   loss stays behind.
     input_shape   (C, H, W) or (F,) of one example; needed where sizes of inputs are left out.
-    mode, precision   of tensors on a GPU, as in `nbcnn.Model`; on the CPU mode is cpu, in float32 or float64 as the input is.
+    mode, precision   of tensors on a GPU, as in `nbcnn.Model`; on the CPU mode is cpu, in float32 or float64 as the input is. In fp16
+                  PyTorch has to scale the loss (torch.amp.GradScaler), so "auto" does not take it.
     seed, init    of the first weights. fuse  put layers together where the mode has a kernel for them.
 
     Parameters and running statistics have our names: "weight" of one layer, "conv1.weight" in a list. It works under autograd and torch.compile, to

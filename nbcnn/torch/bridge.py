@@ -62,6 +62,8 @@ class Spec:
                 self.planned.popitem(last=False)
             gpu = _on_gpu(device)
             row, _ = choose_mode(self.mode, self.precision) if gpu else choose_mode("cpu", None)
+            if row.scales_loss and self.precision is None and self.mode == "auto":
+                row, _ = choose_mode("cudacore", None)  # gradients come from PyTorch, and nobody may have scaled the loss
             if gpu and row.device != "gpu":
                 raise UsageError(f"mode {row.mode} is for tensors on the CPU, and this one is on {device}")
             name = {torch.float32: "float32", torch.float64: "float64"}.get(dtype)

@@ -82,6 +82,7 @@ ELSEWHERE = (
     "test_joined_parts.py",
     "test_joining.py",
     "test_kmeans.py",
+    "test_loss_scale.py",
     "test_losses.py",
     "test_mirror.py",
     "test_mirrored.py",

@@ -175,7 +175,7 @@ def test_a_changed_figure_in_the_readme_is_noticed():
 
 
 def test_a_rung_is_set_beside_its_peak_the_rung_before_and_the_cpu():
-    ceilings = Ceilings({"fp32": 67e12, "tf32": 495e12, "bf16": 990e12, "fp32 split": 165e12}, 4.8e12)
+    ceilings = Ceilings({"fp32": 67e12, "tf32": 495e12, "bf16": 990e12, "fp16": 990e12, "fp32 split": 165e12}, 4.8e12)
     cpu = samples.rung("cpu", "fp32", 100.0, tflops=0.1, sgemm_gflops=400.0)
     assert ladder.worth(cpu, None, cpu, ceilings) == {
         "peak_tflops": 0.4,
@@ -200,7 +200,7 @@ def test_a_rung_is_set_beside_its_peak_the_rung_before_and_the_cpu():
 
 def test_the_ladder_climbs_what_can_run_and_says_what_fails(monkeypatch):
     monkeypatch.setattr(ladder, "gpu_missing", lambda: None)
-    monkeypatch.setattr(ladder, "Gpu", lambda: SimpleNamespace(capability=(7, 5)))
+    monkeypatch.setattr(ladder, "Gpu", lambda: SimpleNamespace(capability=(7, 0)))
     monkeypatch.setattr(ladder, "peaks_of", lambda device: None)
     rates = {"cpu": 100.0, "naive": 400.0, "im2col": 8000.0}
 
@@ -221,8 +221,12 @@ def test_the_ladder_climbs_what_can_run_and_says_what_fails(monkeypatch):
         ("im2col", 256, 2.0, 160.0),
     ]
     assert "tiled fp32 plain: failed: RuntimeError: not timed" in said
-    assert sum("this GPU has no tensor cores" in text for text in said) == 6
+    assert sum("this GPU has no tensor cores" in text for text in said) == 8
     assert any(text.startswith("im2col fp32 plain: 8,000 images/s, measured in ") for text in said)
+
+
+def test_fp16_is_climbed_where_there_is_no_other():
+    assert [ladder.of_climb(capability) for capability in ((7, 0), (7, 5), (9, 0))] == [[], ["fp16"], ["bf16", "tf32", "fp32"]]
 
 
 def test_the_ladders_table_shows_everything_and_names_the_cores():

@@ -157,7 +157,7 @@ def test_what_rounding_adds_grows_with_the_root_of_the_depth_but_in_fp32():
 def test_where_the_time_goes_adds_up_by_op():
     program = nets.planned(TINY, "bf16")
     times = StepTimes([summarise([0.5 + at]) for at in range(len(program.bound))], summarise([100.0]), 0.0)
-    ceilings = Ceilings({"fp32": 6e13, "tf32": 4e14, "bf16": 9e14, "fp32 split": 1.5e14}, 4.8e12)
+    ceilings = Ceilings({"fp32": 6e13, "tf32": 4e14, "bf16": 9e14, "fp16": 9e14, "fp32 split": 1.5e14}, 4.8e12)
     found = study.spent(program.plan, [len(made) for _, made in program.bound], times, "bf16", ceilings)
     assert sum(op["ms"] for op in found["ops"]) == pytest.approx(sum(timing.median for timing in times.steps))
     assert sum(op["share"] for op in found["ops"]) == pytest.approx(1.0)
@@ -222,4 +222,4 @@ def test_nothing_is_timed_without_pytorch(h200, monkeypatch, capsys):
 
 
 def test_every_mode_of_the_table_is_known_to_the_precisions():
-    assert {precision for mode, precision in MODES if mode == "tensorcore"} == set(nets.PRECISIONS)
+    assert {precision for mode, precision in MODES if mode == "tensorcore"} == {*nets.PRECISIONS, "fp16"}

@@ -18,7 +18,7 @@ from nbcnn.plan.flops import fewest_flops, step_bytes
 from nbcnn.run.peaks import Ceilings
 
 ROOFS = {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4e12}
-DATASHEET = Ceilings({"fp32": 67e12, "tf32": 495e12, "bf16": 990e12, "fp32 split": 165e12}, 4.8e12)
+DATASHEET = Ceilings({"fp32": 67e12, "tf32": 495e12, "bf16": 990e12, "fp16": 990e12, "fp32 split": 165e12}, 4.8e12)
 
 
 def found_for(mode: str, precision: str, ms: float = 0.1) -> dict:

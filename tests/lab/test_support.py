@@ -20,10 +20,10 @@ def test_every_architecture_has_its_gpus_and_one_that_is_compiled():
 def test_what_ran_is_what_the_results_are_of():
     rows = {row[0]: row[1:] for row in cells(support.gpus())}
     assert len(rows) == len(ARCHITECTURES)
-    assert rows["9.0"][1:4] == ["tensorcore", "bf16, tf32, fp32", "wgmma, mma"]
+    assert rows["9.0"][1:4] == ["tensorcore", "bf16, tf32, fp32, fp16", "wgmma, mma"]
     assert rows["9.0"][4].startswith("run on ")
     assert "NVIDIA H200" in rows["9.0"][4]
-    assert rows["7.5"][1:5] == ["cudacore", "fp32", "", "compiled, not run"]
+    assert rows["7.5"][1:5] == ["tensorcore", "fp16", "mma", "compiled, not run"]
     assert rows["12.1"][3:5] == ["mma", "one kernel compiled; instructions of 120"]
     assert [version for version, row in rows.items() if row[4].startswith("run")] == ["9.0"]
 

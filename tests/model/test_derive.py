@@ -186,7 +186,7 @@ def test_training_on_kernels(key, device):
         model.fit(x, y, epochs=2, batch_size=12, optimizer=nbcnn.SGD(0.1, momentum=0.0), verbose=0)
         weights.append(model.weights())
     # Two steps of a twentieth of a weight; gradients are off by 2^-8 of themselves in bf16, by 2^-11 in tf32, times about six roundings.
-    off = {"bf16": 6 * 2**-8, "tf32": 6 * 2**-11}.get(key[1], 1e-5)
+    off = {"bf16": 6 * 2**-8, "tf32": 6 * 2**-11, "fp16": 6 * 2**-11}.get(key[1], 1e-5)
     for name in weights[0]:
         scale = max(np.abs(weights[1][name]).max(), 0.1)
         assert np.abs(weights[0][name] - weights[1][name]).max() <= off * scale, name

@@ -21,7 +21,7 @@ from nbcnn.lab.measure.steady import warm_up
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.kernel.row import Row
 from nbcnn.run import peak_kernels, peaks
-from nbcnn.run.rows import TENSOR_CORES
+from nbcnn.run.rows import on_tensor_cores
 
 COPY_GROUPS = 1
 """Groups of four that a thread copies. Among 1, 2, 4, 8 groups and 256, 512, 1,024 threads, one group and 256 threads copy fastest on an H200:
@@ -73,12 +73,14 @@ def _floats(device: Any, count: int) -> Any:
     return array
 
 
-KINDS = ("fp32", "tf32", "bf16", "copy")
+KINDS = ("fp32", "tf32", "bf16", "fp16", "copy")
 
 
 def probes(device: Any, kinds: tuple[str, ...] = KINDS, row: Row | None = None) -> dict[str, Probe]:
-    """The probes of `kinds`: fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
-    there = [kind for kind in KINDS if kind in kinds and (kind in ("fp32", "copy") or device.capability >= TENSOR_CORES)]
+    """The probes of `kinds`: fp32 and copy; tf32 and bf16, or else fp16, which has the rate of bf16, where tensor cores have them."""
+    products = on_tensor_cores(device.capability)
+    tensor_cores = {"fp16"} if products == ["fp16"] else {"tf32", "bf16"} & set(products)
+    there = [kind for kind in KINDS if kind in kinds and kind in {"fp32", "copy"} | tensor_cores]
     return {kind: fma(device) if kind == "fp32" else copying(device) if kind == "copy" else tensor(device, kind, row) for kind in there}
 
 
@@ -93,8 +95,8 @@ def timed(probe: Probe, device: Any, watch: Any, seconds: float = 0.5, bounds: t
 
 
 def measure(device: Any, kinds: tuple[str, ...] = KINDS, row: Row | None = None) -> dict[str, float]:
-    """flop/s of "fp32" (CUDA cores), "tf32" and "bf16" (tensor cores, where there are some, by the engine of `row`), byte/s of "copy" (read and
-    written): of `kinds`."""
+    """flop/s of "fp32" (CUDA cores), "tf32" and "bf16" or else "fp16" (tensor cores, where there are some, by the engine of `row`), byte/s of
+    "copy" (read and written): of `kinds`."""
     with Watch(device) as watch:
         made = probes(device, kinds, row).items()
         return {name: probe.work / (float(np.median(timed(probe, device, watch).ms)) / 1e3) for name, probe in made}

@@ -34,7 +34,7 @@ from nbcnn.ops.kernel.row import Row
 from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape
-from nbcnn.run.rows import TENSOR_CORES
+from nbcnn.run.rows import on_tensor_cores
 
 ARCHITECTURES = tuple(LIMITS)
 """The architectures that kernels are compiled for."""
@@ -124,8 +124,8 @@ def report(
     for arch in archs:
         names = []
         for row in rows(mode, precision):
-            if row.mode == "tensorcore" and capability_of(arch) < TENSOR_CORES:
-                say(f"{row.mode} {row.precision} sm_{arch}: left out, tensor cores are used from sm_80 on")
+            if row.mode == "tensorcore" and row.precision not in on_tensor_cores(capability_of(arch)):
+                say(f"{row.mode} {row.precision} sm_{arch}: left out, its tensor cores lack the precision")
             else:
                 names.append((row.mode, row.precision))
         if names:

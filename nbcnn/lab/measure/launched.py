@@ -41,6 +41,7 @@ from nbcnn.plan.op import Map, Op
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
 from nbcnn.plan.sums import with_sums
+from nbcnn.run.net import scaled
 from nbcnn.run.resolve import costs, resolver
 
 ARCHITECTURES = ("75", "80", "90a")
@@ -83,8 +84,10 @@ class _Array:
         return _Array(self.size * self.dtype.itemsize // np.dtype(dtype).itemsize, dtype)
 
 
-def _record(user: User, batch: int, training: bool, fused: Sequence[Op]) -> tuple[list[Step], Buf]:
-    """The steps of a training step, or of an evaluation, and all weights; `fused`: the ops that steps may be put together for."""
+def _record(user: User, batch: int, training: bool, fused: Sequence[Op], scales_loss: bool = False) -> tuple[list[Step], Buf]:
+    """The steps of a training step, or of an evaluation, and all weights; `fused`: the ops that steps may be put together for; `scales_loss`: as of a
+    row.
+    """
     assert user.layers is not None
     shape = user.shape
     made = sized(user.layers(), shape)
@@ -109,7 +112,9 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[Op]) -> tupl
     value, dys = loss.build(tape, outs if len(outs) > 1 else outs[0], y if loss.needs_labels else tape.prepared or x, loss.kind)
     layout = ParameterLayout(parameters(made))
     weights, grads = Buf("all weights", (layout.size,), home="param"), Buf("all gradients", (layout.size,), home="grad")
+    update = {"scaled": True} if training and scales_loss else {}
     if training:
+        dys = scaled(tape, dys, state) if scales_loss else dys
         backward(dys if len(outs) > 1 else [dys])
         total, average = (Buf(name, (layout.size,), home="state") for name in ("accumulated gradients", "average of the weights"))
         counted = Buf("what parts count", (COUNTED,), "float64", "state")
@@ -120,12 +125,14 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[Op]) -> tupl
             whole = [tape.temp(name, (), "float64") for name in ("loss of the batch", "count of the batch")]
             tape.emit(Op("weigh_part"), [value, counted, *found], [counted, *whole], "update", first=part == 1, **how)
             tape.emit(Op("accumulate"), [grads, total, counted], [result], "update", first=part == 1, last=part == user.parts)
+        if scales_loss:
+            tape.emit(Op("unscale"), [grads, state], [grads, state], "update")
         moments = [Buf(f"optim.{name}", (layout.size,), home="state") for name in user.optimizer.moments]
-        user.optimizer.record(tape, weights, grads, moments, Buf("rates", (1,), home="io"), state, layout.decayed)
+        user.optimizer.record(tape, weights, grads, moments, Buf("rates", (1,), home="io"), state, layout.decayed, **update)
         if user.ema:
             tape.emit(Op("ema"), [average, weights, state], [average], "update", decay=user.ema)
     sums = Buf("sums", (4,), "float64", "state")
-    tape.emit(Op("advance"), [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", count=batch)
+    tape.emit(Op("advance"), [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", count=batch, **update)
     return merge(drop_dead(tape.steps), fused), weights
 
 
@@ -155,7 +162,7 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
         (chosen, resolve), seen = known[user.dwconv], set()
         for batch in user.batches if user.layers else ():
             for training in (True, False) if user.trained else (False,):
-                recordings = [recorded(user, batch, training, fused) for fused in (tuple(chosen.ops), ())]
+                recordings = [recorded(user, batch, training, fused, row.scales_loss) for fused in (tuple(chosen.ops), ())]
                 recordings[0] = with_sums(recordings[0][0], costs(chosen, target_of(arch))), recordings[0][1]
                 if [_key(step) for step in recordings[0][0]] == [_key(step) for step in recordings[1][0]]:
                     del recordings[1]  # nothing was fused
@@ -202,7 +209,7 @@ def uses() -> tuple[Use, ...]:
 
 def _architectures(row: Row) -> tuple[str, ...]:
     """The architectures that a row is planned for, Hopper's first; none for a row of the host."""
-    return () if row.device != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
+    return () if row.device != "gpu" else ("90a", "80") if row.mode == "tensorcore" and row.precision != "fp16" else ("90a", "75")
 
 
 def _kernel_matrices(row: Row, arch: str) -> list[Use]:

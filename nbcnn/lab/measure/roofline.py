@@ -25,7 +25,7 @@ LATENCY_SHARE = 0.3
 """A step that reaches less of both roofs than this is held up by neither."""
 
 Roofs = Mapping[str, float]
-"""flop/s of "fp32", "tf32" and "bf16", byte/s of "copy"."""
+"""flop/s of "fp32", "tf32" and "bf16", of a GPU without these "fp16", byte/s of "copy"."""
 
 
 def traffic_of(plan: Plan, item: Planned) -> list[Traffic] | None:
@@ -37,8 +37,13 @@ def traffic_of(plan: Plan, item: Planned) -> list[Traffic] | None:
 def peak(roofs: Roofs, mode: str, precision: str, part: str) -> float:
     """flop/s that `part` of a row can reach."""
     if mode == "tensorcore" and part != "cudacore":
-        return roofs["bf16"] / len(PRODUCTS[PLANES]) if precision == "fp32" else roofs[precision]
+        return roofs["bf16"] / len(PRODUCTS[PLANES]) if precision == "fp32" else roofs[_roof(roofs, precision)]
     return roofs["fp32"]
+
+
+def _roof(roofs: Roofs, precision: str) -> str:
+    """The roof of products in a precision of tensor cores: fp16 has bf16's where that is known."""
+    return "bf16" if precision == "fp16" and "bf16" in roofs else precision
 
 
 def point(plan: Plan, item: Planned, timing: Timing, roofs: Roofs, mode: str, precision: str) -> dict[str, Any]:
@@ -89,7 +94,8 @@ def datasheet(ceilings: Ceilings | None) -> dict[str, float] | None:
     """The GPU's peaks from its clocks and widths, under the names of the measured ones; None where they are not known."""
     if ceilings is None:
         return None
-    return {name: ceilings.flops[name] for name in ("fp32", "tf32", "bf16")} | {"copy": ceilings.bandwidth}
+    names = ("fp32", "tf32", "bf16") if ceilings.flops["bf16"] > ceilings.flops["fp32"] else ("fp32", "fp16")
+    return {name: ceilings.flops[name] for name in names} | {"copy": ceilings.bandwidth}
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -152,7 +158,7 @@ def ceilings_line(name: str, roofs: Roofs | None) -> str:
     """One kind of ceilings in words."""
     if roofs is None:
         return f"{name} ceilings: not known for this GPU"
-    parts = [f"{key} {roofs[key] / 1e12:,.1f} TFLOP/s" for key in ("fp32", "tf32", "bf16") if key in roofs]
+    parts = [f"{key} {roofs[key] / 1e12:,.1f} TFLOP/s" for key in ("fp32", "tf32", "bf16", "fp16") if key in roofs]
     return f"{name} ceilings: {', '.join(parts)}, copy {roofs['copy'] / 1e12:.2f} TB/s"
 
 
@@ -202,7 +208,7 @@ def used(found: Mapping[str, Any]) -> list[str]:
     """Which compute ceilings the mode runs under."""
     if found["mode"] != "tensorcore":
         return ["fp32"]
-    return ["bf16"] if found["precision"] == "fp32" else [found["precision"]]
+    return ["bf16"] if found["precision"] == "fp32" else [_roof(found["ceilings"]["measured"], found["precision"])]
 
 
 def _roofs(axes: Any, roofs: Roofs, names: Sequence[str], span: tuple[float, float], kind: str, style: str) -> None:

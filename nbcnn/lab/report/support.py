@@ -9,9 +9,9 @@ from nbcnn.lab.measure.kernels import capability_of
 from nbcnn.lab.measure.occupancy import LIMITS
 from nbcnn.lab.report.tables import kept, markdown, section
 from nbcnn.modes import ENGINES, MODES, Row
-from nbcnn.plan.names import ARCHITECTURES, REPORTED
+from nbcnn.plan.names import ARCHITECTURES, REPORTED, TENSOR_CORES
 from nbcnn.run.peaks import engine_of
-from nbcnn.run.rows import TENSOR_CORES
+from nbcnn.run.rows import fastest, on_tensor_cores
 
 GPUS = {
     "75": "T4, RTX 20, Quadro RTX",
@@ -52,9 +52,9 @@ def gpus() -> str:
     run, lines = measured_on(), list[tuple[str, ...]]()
     for arch in ARCHITECTURES:
         capability = capability_of(arch)
-        mode = "tensorcore" if capability >= TENSOR_CORES else "cudacore"
-        precisions = ", ".join(precision for name, precision in MODES if name == mode)
-        engines = ", ".join(dict.fromkeys(engine for engine in (engine_of(capability), "mma" if capability >= TENSOR_CORES else "") if engine))
+        mode, own = fastest(capability)
+        precisions = ", ".join(on_tensor_cores(capability) or [own])
+        engines = ", ".join(dict.fromkeys(engine for engine in (engine_of(capability), "mma" if mode == "tensorcore" else "") if engine))
         if capability in run:
             known = f"run on {', '.join(run[capability])}"
         elif arch in REPORTED:
@@ -89,7 +89,7 @@ def modes() -> str:
     lines = list[tuple[str, ...]]()
     for (mode, precision), row in MODES.items():
         for engine in _engines(row):
-            needs = ENGINES[engine] if engine else (0, 0)
+            needs = max(ENGINES[engine], TENSOR_CORES[precision]) if engine else (0, 0)
             gpu = "no GPU" if row.device == "host" else "compute capability 7.5" if not engine else f"compute capability {needs[0]}.{needs[1]}"
             gpu += " and no other" if engine == "wgmma" else ""
             lines.append((mode, precision, engine, gpu, ", ".join(_timed(mode, precision, engine)) or "parity alone"))

@@ -21,7 +21,7 @@ from nbcnn.lab.measure.rung import form_of, fuses
 from nbcnn.modes import MODES
 from nbcnn.plan import names
 from nbcnn.run.peaks import Ceilings, peaks_of
-from nbcnn.run.rows import TENSOR_CORES
+from nbcnn.run.rows import on_tensor_cores
 
 RUNGS = tuple(
     (mode, precision, fused)
@@ -32,6 +32,12 @@ RUNGS = tuple(
 """Modes in their order, with their precisions; plain, and fused where the mode has fused convolutions."""
 CPU_BATCHES = {1: 1, 64: 64, 256: 64}
 """The CPU rung of a large batch runs 64 images: a step of 256 takes ten seconds on two cores and is no faster per image."""
+
+
+def of_climb(capability: tuple[int, int]) -> list[str]:
+    """The precisions of tensor cores that are a climb's on such a GPU: fp16 is for those that have no other."""
+    there = on_tensor_cores(capability)
+    return [precision for precision in there if precision != "fp16"] or there
 
 
 def climb(batch: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -49,8 +55,9 @@ def climb(batch: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         form = "fused" if fused else "plain"
         if MODES[mode, precision].device == "gpu" and no_gpu:
             continue
-        if mode == "tensorcore" and Gpu().capability < TENSOR_CORES:
-            say(f"{mode} {precision} {form}: left out (this GPU has no tensor cores that it can use)")
+        if mode == "tensorcore" and precision not in (found := of_climb(Gpu().capability)):
+            if not found:
+                say(f"{mode} {precision} {form}: left out (this GPU has no tensor cores that it can use)")
             continue
         size = CPU_BATCHES.get(batch, batch) if mode == "cpu" else batch
         say(f"{mode} {precision} {form}, batch {size} …")

@@ -18,10 +18,9 @@ from nbcnn.lab.measure import results
 from nbcnn.lab.measure.phase import SERIAL, Spec
 from nbcnn.lab.measure.roofline import aligned
 from nbcnn.lab.measure.rung import DEPTH, EPOCH_IMAGES, TERMS, form_of
-from nbcnn.lab.studies.ladder import RUNGS
+from nbcnn.lab.studies.ladder import RUNGS, of_climb
 from nbcnn.modes import MODES
 from nbcnn.plan.bounds import parity_bound
-from nbcnn.run.rows import TENSOR_CORES
 
 PHASES = ((SERIAL, "fp32", False), *(rung for rung in RUNGS if rung[0] != "tensorcore" or rung[2]))
 """(mode, precision, fused): what fusing is worth on tensor cores `nbcnn ladder` says."""
@@ -39,7 +38,9 @@ def climb(say: Callable[[str], None], batch: int = BATCH, images: int = EPOCH_IM
     if no_gpu:
         say(f"the GPU's phases are left out: {no_gpu}")
     for mode, precision, fused in PHASES:
-        if mode != SERIAL and MODES[mode, precision].device == "gpu" and (no_gpu or (mode == "tensorcore" and Gpu().capability < TENSOR_CORES)):
+        if mode != SERIAL and MODES[mode, precision].device == "gpu" and no_gpu:
+            continue
+        if mode == "tensorcore" and precision not in of_climb(Gpu().capability):
             continue
         name = f"{mode} {precision} {'fused' if fused else 'plain'}"
         # A batch of serial loops would take a minute, and is no faster per image.

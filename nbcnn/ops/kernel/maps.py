@@ -86,12 +86,13 @@ def map_kernel(
     flag: int = -1,
     shared: Any = place,
     single: bool = False,
+    mark: int = 1,
 ) -> Any:
     """The kernel `name` of the device function `function`; inputs are stored as `sources`, outputs as `targets`.
 
     prelude  device function (table, state, norm, numbers) -> the settings, a tuple; every thread calls it first.
     indexed  the function takes (i, elements, settings, common) in place of elements and settings one by one.
-    flag     state[flag] becomes 1 if an element of the first output is not finite; −1 does not look.
+    flag     state[flag] becomes `mark` if an element of the first output is not finite; −1 does not look.
     shared   device function (i, settings) -> common, of the first of four neighbours, whose number is a multiple of four; with `single` of each.
     single   a thread owns one element.
     """
@@ -181,9 +182,9 @@ def map_kernel(
                             store_y(y, i, q[0])
                         if WRITES > 2:
                             store_z(z, i, r[0])
-        # Whichever threads write, they write the same 1.
+        # Whichever threads write, they write the same.
         if CHECKED and not finite:
-            state[flag] = i8(1)
+            state[flag] = i8(mark)
 
     body.__doc__ = f"""{name}: the map of {READS} inputs and {WRITES} outputs.
 
@@ -208,12 +209,13 @@ def launch_map(
     arrays: Sequence[Any] = (),
     shared: Any = place,
     single: bool = False,
+    mark: int = 1,
 ) -> list[Launch]:
     """`function` over all elements of the call: one launch. Shapes and layout do not matter.
 
     numbers  of the launch, NumPy scalars; without a prelude they are the settings.
     reads    how many of the call's inputs are read element by element, the first ones; None is all.
-    flag     as for `map_kernel`; the call's last output is then the state.
+    flag     as for `map_kernel`, and so is `mark`; the call's last output is then the state.
     arrays   the table, the state and the norm for the prelude; those that are left out are not read.
     The others as for `map_kernel`.
     """
@@ -221,7 +223,7 @@ def launch_map(
     sources = (call.in_dtypes or ("float32",) * len(call.ins))[:reads]
     targets = (call.out_dtypes or ("float32",) * len(call.outs))[: len(call.outs) - (1 if flag >= 0 else 0)]
     count, outs = call.outs[0].size, call.outs[: len(targets)]
-    kernel = map_kernel(name, function, tuple(sources), tuple(targets), prelude or FIRST_NUMBERS[len(numbers)], indexed, flag, shared, single)
+    kernel = map_kernel(name, function, tuple(sources), tuple(targets), prelude or FIRST_NUMBERS[len(numbers)], indexed, flag, shared, single, mark)
     unread = ins[0]
     operands = (
         *(*ins, *(unread,) * INPUTS)[:INPUTS],

@@ -48,6 +48,11 @@ class Row:
         """How activations are stored (`nbcnn.plan.storage`)."""
         return STORE[self.precision]
 
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients are those of the loss times a scale (`nbcnn.ops.update.loss_scale`): float16 would lose small ones."""
+        return self.store == "float16"
+
     def chain(self, op: Op) -> Iterator[tuple[str, Impl]]:
         """The implementations of `op` in this row, first choice first, with the name of the fallback they come from."""
         return ((name, ops[op]) for name, ops in self.fallbacks if op in ops)

@@ -35,7 +35,7 @@ from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.update.advance import example_state
-from nbcnn.ops.update.rule import CLIPPED, PLAIN, Either, Rule, example_rates
+from nbcnn.ops.update.rule import CLIPPED, PLAIN, Either, Rule, example_rates, scaled_states
 from nbcnn.plan.op import Op
 
 f8: Any = types.float64
@@ -110,3 +110,5 @@ def cases(count: int = 1003) -> Iterator[Case]:
         yield Case(op, "plain", ins, outs, numbers | PLAIN, 4)
         yield Case(op, "clipped, decayed", (*ins, norm), outs, numbers | CLIPPED, 4)
         yield Case(op, each.flag, (*ins, norm), outs, numbers | CLIPPED | {each.flag: True}, 4)
+        for label, scaled in scaled_states():
+            yield Case(op, label, (*ins[:-1], scaled, norm), outs, numbers | CLIPPED | {"scaled": True}, 4)

@@ -6,15 +6,17 @@
 
 `lr` is a table indexed by StepState's STEP; past its end it keeps its last value. Clipping comes before the decay: first by norm,
 g · min(1, clip_norm / (norm + 1e-6)) with the norm of the unclipped gradient, as torch.nn.utils.clip_grad_norm_; then by value to ±clip_value.
-0 turns either off; a NaN stays a NaN. The zeros between two parameters of the buffer are updated like anything else; a rule must leave them zeros.
+0 turns either off; a NaN stays a NaN. With a loss scale (loss_scale.py) an update is `scaled`: where a gradient of the training step is not finite it
+leaves weights and states alone, and the step t that a rule sees does not count such steps. The zeros between two parameters of the buffer are updated
+like anything else; a rule must leave them zeros.
 
     NAME              w, g, states …, lr (steps), state[, norm ()] -> w, states …, state   (in place)   the rule's numbers,
-                                                                      weight_decay, clip_value, clip_norm, decayed
+                                                                      weight_decay, clip_value, clip_norm, decayed, scaled
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -26,7 +28,7 @@ from nbcnn.gpu.lockstep.arrays import on_arrays
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.maps import launch_map
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
-from nbcnn.ops.update.advance import NONFINITE, STEP
+from nbcnn.ops.update.advance import GOOD, NONFINITE, SKIPPED, STEP, example_state
 
 NORM_EPS = 1e-6
 NORM_MISSING = "clip_norm needs the gradient norm as the last input"
@@ -105,44 +107,57 @@ def _rate_and_numbers(rate, step, numbers):
 
 
 @cache
-def _prelude(each_step: Any, count: int, decoupled: bool) -> Any:
-    """Device function (table, state, norm, numbers) -> (factor, clip_value, decay in the gradient, decay apart, decayed, the rule's settings …)."""
+def _prelude(each_step: Any, count: int, decoupled: bool, scaled: bool) -> Any:
+    """Device function (table, state, norm, numbers) -> (factor, clip_value, decay in the gradient, decay apart, decayed, good, the rule's …).
+
+    good: less than 0 in a step that leaves everything alone.
+    """
 
     @jit(device=True)
     def prelude(table, state, norm, numbers):
         rate = current_rate(table, state)
         clip_norm, clip_value, weight_decay, decayed = numbers[:4]
+        t, good = state[STEP] + i8(1), i8(0)
+        if scaled:
+            t, good = t - state[SKIPPED], state[GOOD]
         if count == 0:
-            own = each_step(rate, state[STEP] + i8(1), ())
+            own = each_step(rate, t, ())
         elif count == 1:
-            own = each_step(rate, state[STEP] + i8(1), numbers[4:5])
+            own = each_step(rate, t, numbers[4:5])
         elif count == 2:
-            own = each_step(rate, state[STEP] + i8(1), numbers[4:6])
+            own = each_step(rate, t, numbers[4:6])
         elif count == 3:
-            own = each_step(rate, state[STEP] + i8(1), numbers[4:7])
+            own = each_step(rate, t, numbers[4:7])
         else:
-            own = each_step(rate, state[STEP] + i8(1), numbers[4:])
+            own = each_step(rate, t, numbers[4:])
         factor = norm_factor(norm, clip_norm)
         if decoupled:
-            return (factor, clip_value, 0.0, rate * weight_decay, decayed) + own  # noqa: RUF005
-        return (factor, clip_value, weight_decay, 0.0, decayed) + own  # noqa: RUF005
+            return (factor, clip_value, 0.0, rate * weight_decay, decayed, good) + own  # noqa: RUF005
+        return (factor, clip_value, weight_decay, 0.0, decayed, good) + own  # noqa: RUF005
 
     return prelude
 
 
 @cache
-def _update_of(function: Any, decoupled: bool) -> Any:
+def _update_of(function: Any, decoupled: bool, states: int, scaled: bool) -> Any:
     """Device function (i, elements, settings, common) -> (w, states …): clipping, decay and the rule `function` for element i."""
 
     @jit(device=True)
     def update(i, elements, settings, common):
-        factor, clip_value, coupled, apart, decayed = settings[:5]
+        factor, clip_value, coupled, apart, decayed, good = settings[:6]
         w = elements[0]
         g = effective(elements[1], w, i, factor, clip_value, coupled, decayed)
         if decoupled:
             w = w - apart * w if i < decayed else w
-        own = (w, g) + elements[2:] + settings[5:]  # noqa: RUF005  # of tuples a compiler knows the sum
-        return function(*own)
+        own = (w, g) + elements[2:] + settings[6:]  # noqa: RUF005  # of tuples a compiler knows the sum
+        made = function(*own)
+        if scaled and good < i8(0):
+            made = kept(elements)
+        return made
+
+    @jit(device=True)
+    def kept(elements):
+        return elements[0] if states == 0 else (elements[0],) + elements[2:]  # noqa: RUF005
 
     return update
 
@@ -178,11 +193,15 @@ class Rule:
         """
         count = 1 + len(self.states)
         (w, g, *states), (lr, state, *norm), outs = operands[: 1 + count], operands[1 + count : -1 - count], operands[-1 - count :]
+        scaled = bool(attrs.get("scaled"))
+        if scaled and state[GOOD] < 0:
+            return
         numbers = [float(attrs.get(name, default)) for name, default in self.numbers.items()]
         clipping = {name: attrs[name] for name in ("weight_decay", "clip_value", "clip_norm", "decayed") if name in attrs}
         number, rate = w.dtype.type, float(learning_rate(lr, state))
         decay, decayed = clipping.pop("weight_decay", 0.0) if self.decoupled else 0.0, int(clipping.pop("decayed", 0))
-        rule, settings = on_arrays(self.function), [number(each) for each in self.on_host(rate, int(state[STEP]) + 1, *numbers)]
+        t = int(state[STEP] - scaled * state[SKIPPED]) + 1
+        rule, settings = on_arrays(self.function), [number(each) for each in self.on_host(rate, t, *numbers)]
         for part in (slice(start, start + PART) for start in range(0, w.size, PART)):
             old, inside = w[part], max(0, decayed - part.start)
             step = effective_gradient(g[part], old, norm[0] if norm else None, **clipping, decayed=inside)
@@ -203,10 +222,11 @@ class Rule:
             raise ValueError(NORM_MISSING)
         numbers: list[Any] = [np.float32(get(name, 0)) for name in ("clip_norm", "clip_value", "weight_decay")]
         numbers += [np.int32(get("decayed", 0)), *(type(default)(get(name, default)) for name, default in self.numbers.items())]
-        prelude = _prelude(self.each_step or _rate_and_numbers, len(self.numbers), self.decoupled)
+        scaled = bool(get("scaled"))
+        prelude = _prelude(self.each_step or _rate_and_numbers, len(self.numbers), self.decoupled, scaled)
         # Without clipping by norm the kernel reads no norm, and `lr` stands in for it.
         arrays = (lr, state, norm[0] if norm else lr)
-        function = _update_of(self.function, self.decoupled)
+        function = _update_of(self.function, self.decoupled, len(self.states), scaled)
         how: dict[str, Any] = {"reads": count, "prelude": prelude, "indexed": True, "flag": NONFINITE, "arrays": arrays}
         return launch_map(f"{self.name}_kernel", function, call, *numbers, **how)
 
@@ -238,6 +258,14 @@ class Either:
 PLAIN = {"weight_decay": 0.0, "clip_value": 0.0, "clip_norm": 0.0, "decayed": 512}
 CLIPPED = {"weight_decay": 0.01, "clip_value": 0.5, "clip_norm": 2.0, "decayed": 512}
 """Regularisation of the cases, of every optimizer."""
+
+
+def scaled_states() -> Iterator[tuple[str, np.ndarray]]:
+    """States of a training with a loss scale, for the cases of every optimizer: a step that is taken after others were not, and one that is not."""
+    for label, good in (("scaled", 5), ("scaled, not finite", -1)):
+        state = example_state()
+        state[[GOOD, SKIPPED]] = good, 2
+        yield label, state
 
 
 def example_rates() -> np.ndarray:

@@ -17,7 +17,7 @@ from nbcnn.plan.storage import encode
 
 PRECISIONS = ["tf32", "bf16", "fp16"]
 # These keep to float32 whatever the activations are, and test_optim_ops.py tests them.
-FLOAT32_ONLY = ("gather_labels", "sgd", "adam", "grad_norm", "advance", "pack_weights", "weigh_part", "accumulate", "ema", "xent_total")
+FLOAT32_ONLY = ("gather_labels", "sgd", "adam", "grad_norm", "advance", "pack_weights", "weigh_part", "accumulate", "ema", "xent_total", "unscale")
 CASES = [case for case in mean_cases() if case.op in COMMON and str(case.op) not in FLOAT32_ONLY]
 OPS = sorted({case.op for case in CASES})
 

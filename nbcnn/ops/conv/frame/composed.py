@@ -118,7 +118,7 @@ def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
     def parts(call: Call) -> tuple[Call, Call, Call, Operand]:
         x, w, b, target = operands(call, "in")
         loss, dy = operands(call, "out")
-        y = middle(call, dy.shape, dy.dtype)
+        y = middle(call, dy.shape, x.dtype)
         first = inner(call, Op("upconv", "fprop"), [x, w, b], [y], scratch=rest(call, y))
         after = {"tile": None, "packed": None, "scratch": rest(call, y)}
         second = inner(call, Op("mse", "fprop"), [y, target], [loss], **after)
