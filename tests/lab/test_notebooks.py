@@ -15,8 +15,8 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 MOST_BYTES = 200_000
 
 
-def test_there_are_three():
-    assert [path.stem for path in NOTEBOOKS] == ["first-training", "own-images", "own-kernel"]
+def test_there_are_four():
+    assert [path.stem for path in NOTEBOOKS] == ["first-training", "own-images", "own-kernel", "t4"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
