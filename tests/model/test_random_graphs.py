@@ -134,7 +134,8 @@ def against_float64(seed, mode):
     for where, fusing in ((mode, True), ("cpu", False)):
         net = Net(graph, x.shape[1:], mode=where, seed=seed, fusing=fusing)
         # A norm's beta begins at 0, where zeros of one ReLU6 are at the kink of the next: there no difference is a derivative.
-        net.params.weights[:] += 0.01 * np.random.default_rng(seed).standard_normal(net.params.weights.shape).astype(np.float32)
+        weights, others = net.params.download()
+        net.params.upload((weights + 0.01 * np.random.default_rng(seed).standard_normal(weights.shape).astype(np.float32), others))
         made.append((net, *net.gradients(x, targets)))
     (_, loss, grads), (plain, plain_loss, _) = made
     weights = {name: value.astype(np.float64) for name, value in plain.params.as_dict().items()}
