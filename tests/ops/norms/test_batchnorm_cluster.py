@@ -253,6 +253,6 @@ def made_again(precision, shape, on):
         y, mean, rstd, *_ = forward.results()
         x, weight, bias, _, _, *plus = case.ins
         again = replace(case, op=named(f"batchnorm{form}_apply"), ins=(x, weight, bias, mean, rstd, *plus), outs=case.outs[:1], attrs={})
-        made = of_case(again, precision, on, impl=batch.OPS[again.op])
+        made = of_case(again, precision, on, impl=with_activations(batch.OPS)[again.op])
         made.run()
         np.testing.assert_array_equal(made.results()[0], y)
