@@ -209,7 +209,7 @@ def test_optimizers_have_the_names_of_the_flag_everywhere():
         ({"mode": "gpu"}, r"no mode 'gpu' \(there are auto, cpu, .*; auto takes the GPU where there is one"),
         ({"mode": "im2cool"}, "did you mean im2col"),
         ({"mode": "im2col", "precision": "bf16"}, "mode im2col has no precision 'bf16'; it has fp32"),
-        ({"precision": "fp16"}, "mode auto has no precision 'fp16'; it has fp32, bf16, tf32"),
+        ({"precision": "fp8"}, "mode auto has no precision 'fp8'; it has fp32, bf16, tf32, fp16"),
     ],
 )
 def test_a_mode_that_does_not_exist_is_refused_where_it_is_written(given, says):

@@ -18,7 +18,6 @@ from nbcnn.gpu.target import H200
 from nbcnn.lab.measure import caches, op, opcases, sampling, steady
 from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.op import Choice, NotTimed, prepare, tile_of
-from nbcnn.lab.peers import nets
 from nbcnn.lab.peers import torch_step as peers
 from nbcnn.lab.studies import predict
 from nbcnn.modes import named
@@ -291,5 +290,4 @@ def test_help_gives_the_defaults_of_every_benchmark():
     assert helps["mode"].endswith("(default cudacore; nets, predict, scaling: tensorcore)")
     assert helps["precision"].endswith("nets, predict, scaling in tensorcore: all three)")
     assert helps["seconds"].endswith("default an op: 3; step, scaling: 1; nets: 0.7; predict, convs: 0.5; --tiles: no limit)")
-    assert helps["forms"].endswith(f"(default step: eager,graph,compile; nets, predict: {','.join(predict.FORMS)})")
-    assert nets.FORMS[:2] == predict.FORMS
+    assert helps["forms"].endswith(f"(default step: eager and nets'; nets: graph,compile,compile-graph; predict: {','.join(predict.FORMS)})")

@@ -72,7 +72,7 @@ def played(monkeypatch, rates, losses=None):
 
 def test_the_climb_compares_phases_and_leaves_out_what_trains_otherwise(monkeypatch):
     monkeypatch.setattr(phases, "gpu_missing", lambda: None)
-    monkeypatch.setattr(phases, "Gpu", lambda: SimpleNamespace(capability=(7, 5)))
+    monkeypatch.setattr(phases, "Gpu", lambda: SimpleNamespace(capability=(7, 0)))
     rates = {("serial", "fp32", False): 40_000.0, ("cpu", "fp32", False): 500.0, ("naive", "fp32", False): 50.0, ("im2col", "fp32", True): 2.0}
     played(monkeypatch, rates, {("naive", "fp32", False): 0.07})
     said = []

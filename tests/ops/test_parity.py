@@ -249,7 +249,7 @@ def test_what_the_simulator_cannot_run_compiles(key):
 
 def arch_of(impl):
     """The architecture of the first GPU that runs an implementation."""
-    return {(0, 0): "75", (8, 0): "80", (9, 0): "90a"}[impl.needs]
+    return {(0, 0): "75", (7, 5): "75", (8, 0): "80", (9, 0): "90a"}[impl.needs]
 
 
 def test_a_wrong_kernel_is_found():

@@ -127,7 +127,8 @@ def test_a_convolution_splits_dy_once_and_x_once_where_the_arena_stays_small(mon
 @pytest.mark.parametrize("name", nets.NETWORKS)
 def test_scratch_is_what_implementations_ask_for_without_the_shared_planes(name):
     plan = nets.training(nets.NETWORKS[name], "fp32", Absent(H200)).plan("train", nets.NETWORKS[name].batch)
-    assert any(item.planes for item in plan.steps)
+    # Weight gradients of 5×5 windows read their operands as they are, and so share nothing.
+    assert any(item.planes for item in plan.steps) == (name != "odd")
     for item in plan.steps:
         assert (item.scratch.nbytes if item.scratch else 0) == item.how.impl.scratch(planned_call(item, plan.layout)), item.step.op
 
@@ -140,9 +141,10 @@ def test_an_op_around_a_convolution_splits_nothing_but_the_same_x():
         call = Call(case.op, (), (), tuple(array.shape for array in case.ins), outs, case.attrs, "NHWC", **dtypes)
         for part, impl in row.chain(case.op):
             if part == "wgmma" and impl.supports(call, H200) is None:
-                splits = impl.splits(replace(call, tile=impl.tile(call, H200)))
-                assert splits == {position: planes_bytes(numel(call.in_shapes[position])) for position in splits}
-                seen.setdefault(case.op, set()).update(splits)
+                for tile in impl.candidates(call, H200) if case.op.direction == "wgrad" else (impl.tile(call, H200),):
+                    splits = impl.splits(replace(call, tile=tile))
+                    assert splits == {position: planes_bytes(numel(call.in_shapes[position])) for position in splits}
+                    seen.setdefault(case.op, set()).update(splits)
     of_images = {op: {0} for op in (*IMAGE_OPS, named("conv_elu_fprop"), named("conv_statistics_fprop"))}
     assert seen[named("gconv_wgrad")] == seen[named("pwconv1d_wgrad")] == seen[named("gemm")] == set()
     assert {op: positions for op, positions in seen.items() if positions} == {

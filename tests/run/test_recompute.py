@@ -152,7 +152,7 @@ def test_the_plan_stays_where_nothing_would_be_saved(fusing_cpu):
 @pytest.mark.parametrize(("batch", "precision"), [(16, "bf16"), (256, "tf32"), (256, "fp32")])
 def test_no_plan_of_a_network_without_norms_changes(batch, precision):
     """As for an H200: weight gradients run beside the rest, or find the planes of the forward pass, as ever."""
-    network = replace(nets.NETWORKS["odd"], batch=batch)
+    network = replace(nets.NETWORKS["resnet"], batch=batch)
     made = [nets.training(network, precision, Absent(H200), recompute=wanted) for wanted in (True, False)]
     plans = [each.plan("train", batch) for each in made]
     with_it, without = ([(str(item.step.op), item.side, len(item.planes)) for item in plan.steps] for plan in plans)

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files import atomic
+from nbcnn.files import atomic, regular
 
 _KEYWORD = b"Results\0"
 _SIGNATURE, _HEADER = 8, 25
@@ -22,7 +22,7 @@ def digest(rows: Any) -> str:
 
 def stamp(path: Path, rows: Any) -> None:
     """Say in the PNG file `path`, in a chunk of text, that it was drawn from `rows`."""
-    content, text = path.read_bytes(), b"tEXt" + _KEYWORD + digest(rows).encode()
+    content, text = regular.read(path), b"tEXt" + _KEYWORD + digest(rows).encode()
     chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
     at = _SIGNATURE + _HEADER
     atomic.replace_bytes(path, content[:at] + chunk + content[at:])
@@ -30,7 +30,7 @@ def stamp(path: Path, rows: Any) -> None:
 
 def stamped(path: Path) -> str:
     """The digest of the rows that a PNG file was drawn from; empty where it does not say."""
-    content, at = path.read_bytes(), _SIGNATURE
+    content, at = regular.read(path), _SIGNATURE
     while at < len(content):
         size = int.from_bytes(content[at : at + 4], "big")
         if content[at + 4 : at + 8] == b"tEXt" and content[at + 8 :].startswith(_KEYWORD):

@@ -125,8 +125,7 @@ def test_moments_cost_no_spill(precision, part, tile):
 def tried(precision, target):
     """What is tested of each case: the part of the row, its implementation, the case, and a tile; None is the chosen one.
 
-    Of two cases other tiles are tried, too, with few blocks, so that each has several: every second tile, in each precision the others, since each is
-    a kernel to compile.
+    Of two cases all other tiles are tried, too, with few blocks, so that each has several.
     """
     for case in [*statistics.cases(), *statistics.real_cases()]:
         for part, impl in MODES["tensorcore", precision].chain(named(OP)):
@@ -134,7 +133,6 @@ def tried(precision, target):
             if impl.lacks(target) or impl.supports(call, target):
                 continue
             every = impl.candidates(call, target) if case.label.startswith(("64→64", "64→128 16×32")) else ()
-            every = every[PRECISIONS.index(precision) % 2 :: 2]
             few = [replace(tile, resident=min(tile.resident, 2)) if isinstance(tile, PatchTile) else tile for tile in every]
             for tile in [None, *few]:
                 yield part, impl, case, tile
