@@ -115,10 +115,21 @@ _RENAMED = {"walkers": "blocks"}
 """Fields of tiles, by the names that they have in checkpoints of earlier versions."""
 
 
+def _kept(kind: type, saved: Mapping[str, Any]) -> Any:
+    """The tile that a checkpoint has, if the names of its fields say that it is of this kind; None if it is not, or if no kernel has it any more."""
+    saved = {_RENAMED.get(name, name): value for name, value in saved.items()}
+    if not has_fields(kind, saved):
+        return None
+    try:
+        return kind(**saved)
+    except ValueError:
+        return None
+
+
 def resolver(row: Row, target: Target, tiles: Tiles | None = None) -> Callable[[Step], Resolution]:
     """A function that says how a step runs on `row`: by the implementation that is estimated to be the fastest (`offered`).
 
-    `tiles` are earlier resolved tiles by step key (`tile_key`), which are used instead of choosing anew.
+    `tiles` are earlier resolved tiles by step key (`tile_key`), which are used instead of choosing anew, unless their kernels have them no more.
     Raises UsageError if no implementation supports a step.
     """
 
@@ -129,10 +140,9 @@ def resolver(row: Row, target: Target, tiles: Tiles | None = None) -> Callable[[
             part, impl, tile = chosen.part, chosen.impl, chosen.tile
             saved = (tiles or {}).get(tile_key(step, part)) if tile is not None else None
             if saved is not None:
-                saved = {_RENAMED.get(name, name): value for name, value in saved.items()}
-                # An implementation may have more than one kind of tile; the names of the fields say which this one is.
+                # An implementation may have more than one kind of tile.
                 kinds = {type(known) for known in (tile, *impl.candidates(call, target))}
-                tile = next((kind(**saved) for kind in kinds if has_fields(kind, saved)), tile)
+                tile = next((kept for kind in kinds if (kept := _kept(kind, saved))), tile)
             call = bare_call(step, row.layout, tile)
             packs = placement = None
             if impl.pack is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nbcnn import modes
+from nbcnn.gpu.target import H200
 from nbcnn.modes import named
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d
@@ -16,6 +17,8 @@ from nbcnn.nn.losses import MSE
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD, learning_rates
 from nbcnn.ops.conv.wgmma.patch import KeepingTile, PatchTile
+from nbcnn.plan.graph import Buf, Step
+from nbcnn.plan.op import Op
 from nbcnn.run import autotune, resolve
 from nbcnn.run.autotune import cache_path, tune
 from nbcnn.run.net import Net
@@ -168,3 +171,20 @@ def test_a_session_without_candidates_trains_with_the_usual_tiles():
     session.step()
     assert net.tiles == {}
     assert np.isfinite(session.status().last_loss)
+
+
+@pytest.mark.parametrize("columns", [192, 128])
+def test_a_tile_that_no_kernel_has_any_more_is_chosen_anew(columns):
+    """Checkpoints of before have tiles of tf32 weight gradients whose warpgroups shared rows: 128 × 192, and two warpgroups for 128 × 128."""
+    step = Step(
+        Op("conv", "wgrad"),
+        (Buf("x", (512, 128, 16, 16), "float32"), Buf("dy", (512, 128, 16, 16), "float32")),
+        (Buf("dw", (128, 128, 3, 3), "float32"),),
+        {"stride": 1, "pad": 1},
+    )
+    row = modes.MODES["tensorcore", "tf32"]
+    chosen = resolve.resolver(row, H200)(step)
+    kept = {"BM": 128, "BN": columns, "BK": 32, "groups": 2, "slots": 5, "element": 4, "planes": 1, "split": 22}
+    assert resolve.resolver(row, H200, {tile_key(step, chosen.mode): kept})(step).tile == chosen.tile
+    known = {**asdict(chosen.tile), "split": 7}
+    assert resolve.resolver(row, H200, {tile_key(step, chosen.mode): known})(step).tile == replace(chosen.tile, split=7)

@@ -394,6 +394,9 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
         for name, form in forms:
             plus = (other,) if form == PLUS else ()
             parameters = dict(ACTIVATIONS[name].parameters) if name else {}
+            if name == "root":
+                # At 0.01 its slope multiplies the rounding of a value near 0 by 50, which no bound of the norm's sums covers.
+                parameters["offset"] = 1.0
             yield Case(Op("batchnorm", "fprop", after=form), label, (*ins, *plus), outs, attrs | parameters, terms)
             yield Case(Op("batchnorm", "infer", after=form), label, (*ins, *plus), (image,), {"eps": 1e-5} | parameters, 4)
             yield Case(Op("batchnorm", "apply", after=form), label, (x, weight, bias, mean, rstd, *plus), (image,), parameters, 4)

@@ -169,7 +169,7 @@ behind an upsampling, 15 %; fp32, which are products of two values of tf32, to 6
 
 
 def _measured(*each: float, shared: float = inf, crowd: float = 0.0, padded: float = 0.0, lines: float = inf) -> Rates:
-    """Rates beside other engines, by (tensor, fetched, latency, start, ends, memory): few steps wait for shared memory, none covers a tile's end."""
+    """Rates beside other engines, by (tensor, fetched, latency, start, ends, memory): shared memory limits few kernels, tile ends do not overlap."""
     tensor, fetched, latency, start, ends, memory = each
     return Rates(tensor, shared, fetched, latency, start, ends, 0.0, memory, 8, crowd=crowd, padded=padded, lines=lines)
 

@@ -9,7 +9,8 @@ one block for every place on the GPU, and a second launch adds the parts in orde
 Where a tile has all pixels, and all taps, its product may write dw itself: then a second launch adds up the bias gradient at most.
 
 The kernels are not shared: on mma.sync every thread copies, describes pixels and loads fragments; on wgmma one thread has TMA fetch panels, and
-helper warps transpose them or add up the bias gradient.
+helper warps add up the bias
+gradient; of four-byte elements they transpose the stationary operand.
 """
 
 from __future__ import annotations

@@ -221,9 +221,9 @@ def register_product(tile: PixelTile, bias: str) -> Any:
 
         gemm: GM = M, GN = R·S·C, GK = pixels; block tile BM × BN, BK pixels per step.
         grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
-        block: `groups` warpgroups that multiply, a warp whose first thread fetches, three helper warps that transpose the stationary operand.
-        owns: per block BM × BN, per warp BM × 32 columns of it.
-        shared: slots · BK · (BM + BN) · 4 bytes; moves per block: 4·steps·BK·(BM + BN) + 4·BM·BN bytes.
+        block: `groups` warpgroups that multiply, a warp whose first thread fetches, three helper warps that transpose the stationary operand and
+        add up the bias gradient. owns: per block BM × BN, per warp BM × 32 columns of it.
+        shared: slots · BK · (planes · BM + BN) · 4 bytes; moves per block: 4·steps·BK·(BM + BN) + 4·BM·BN bytes.
         needs: compute capability 9.0 (wgmma, TMA).
         bias: which operand is dy, "stationary" or "shifted"; "" where no bias gradient is wanted.
         """

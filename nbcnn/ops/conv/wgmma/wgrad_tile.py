@@ -22,7 +22,8 @@ WARP = 32
 HELPERS = 3
 """Helper warps of a block: with them 384 threads, which leaves a consumer the 168 registers that 128 sums need."""
 HELPER_REGISTERS, CONSUMER_REGISTERS = 72, 216
-"""Registers of a thread where two warpgroups read an operand through registers: of 384 threads with 168, which 128 give away to the others."""
+"""Registers per thread after setmaxnreg where two warpgroups read an operand through registers: 384 threads start with 168 each; the 128 that fetch
+and transpose keep 72, so the 256 that multiply get 216."""
 BARRIERS = 256
 HELPED = 4096
 """Bytes in which helper warps bring their sums together."""
@@ -43,7 +44,7 @@ class PixelTile(OverPixels):
     split    blocks that share one output tile, over a part of the pixels each.
 
     A tile lies in shared memory as panels of BK pixels × 128 bytes. BM is `groups` times 64 or 128, BN whole panels. Of four-byte elements the
-    warpgroups share the columns instead: BN is `groups` times 128, a panel per warp.
+    warpgroups share the columns instead: BN is `groups` times 128, a panel per warp. Raises ValueError for another BN.
     """
 
     BM: int
@@ -54,6 +55,10 @@ class PixelTile(OverPixels):
     element: int = 2
     planes: int = 1
     split: int = 1
+
+    def __post_init__(self) -> None:
+        if self.element == 4 and WARPGROUP * self.groups != self.BN:
+            raise ValueError(f"{self.groups} warpgroups that read four-byte elements have {WARPGROUP * self.groups} columns, not {self.BN}")
 
     @property
     def panel(self) -> int:
@@ -71,7 +76,7 @@ class PixelTile(OverPixels):
         return self.groups * WARPGROUP
 
     def threads(self, bias: bool) -> int:
-        """The consumers, one producer warp, and three helper warps that transpose tiles or add up the bias gradient, if either is to be done."""
+        """The consumers, one producer warp, and three helper warps: of four-byte elements always, else where there is a bias gradient to add up."""
         return self.consumers + WARP + (HELPERS * WARP if bias or self.element == 4 else 0)
 
     @property

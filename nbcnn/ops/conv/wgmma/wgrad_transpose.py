@@ -2,7 +2,7 @@
 
 tf32 wgmma takes K-major operands alone, rows of the pixels it sums over; TMA brings rows of channels. Three warps stand between
 producer and consumers: one reads a panel of 32 pixels × 32 channels into its registers, one channel per lane, and writes it back to
-the same place, one channel per row, in the swizzle that wgmma expects. Neither way do lanes meet in a bank. Barrier `transposed[stage]`
+the same place, one channel per row, in the swizzle that wgmma expects. Neither way do lanes meet in a bank. Barrier `ready[stage]`
 then says what `full[stage]` says elsewhere. The stationary operand alone is transposed (`wgrad_registers`).
 
 fp32: an element leaves as two tf32 values, v = high + low within 2^-24·|v|, low in a second plane behind the stage's panels.
@@ -167,7 +167,7 @@ def transposer(tile: PixelTile, bias: str) -> Any:
     store = unrolled([_store_share(tile, bias, i) for i in range(SHARES)])
 
     @jit(device=True)
-    def run(partials_b, ring, full, transposed, t, z, first, last, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, P, Q, R, S):
+    def run(partials_b, ring, full, ready, t, z, first, last, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, P, Q, R, S):
         lane, warp = t & 31, t >> 5
         sums = cuda.local.array(SHARES, f4)
         for i in range(SHARES):
@@ -188,7 +188,7 @@ def transposer(tile: PixelTile, bias: str) -> Any:
             fence_async_shared()
             cuda.syncwarp()
             if lane == 0:
-                mbarrier_arrive(transposed + stage * 8)
+                mbarrier_arrive(ready + stage * 8)
             stage, parity = advance(stage, parity)
             step += 1
         store(sums, partials_b, lane, warp, z, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, R, S)
