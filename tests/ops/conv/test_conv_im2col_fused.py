@@ -63,6 +63,11 @@ def test_split_sums_end_the_same_way(op, device):
         check(case, device, replace(TINY, split=5 if "wgrad" in str(op) else 2))
 
 
+def test_one_row_of_tiles_adds_up_the_bias_of_a_doubled_image(device):
+    case = next(case for case in up_cases(ConvShape(1, 24, 2, 2, 24, 3, 3, 1, 1)) if str(case.op) == "upconv_wgrad" and len(case.outs) == 2)
+    check(case, device, TINY)
+
+
 def test_every_fused_op_is_served():
     # Hopper's patch kernel alone adds a second gradient.
     assert {case.op for case in fused.cases() if not str(case.op).startswith("dwconv1d")} - {named("conv_dgrad_add_relu")} == set(FUSED)

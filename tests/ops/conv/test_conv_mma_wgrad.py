@@ -91,6 +91,13 @@ def test_the_ring_may_end_at_any_slot(device, precision, steps):
     assert gradcheck.parity(row, row.fallbacks[0][1][case.op], case, device, replace(tile, split=1)) <= gradcheck.bound(case, precision)
 
 
+def test_inner_taps_of_a_doubled_image_share_out_the_bias(device):
+    """Of 72 filters and 16 taps of 8 channels: tiles of several taps, a last row of tiles that is ragged."""
+    tile, row = min(TILES["bf16"], key=lambda tile: (tile.BM * tile.BN, tile.stages)), row_for("bf16")
+    case = next(case for case in up_cases(ConvShape(1, 72, 2, 2, 8, 3, 3, 1, 1)) if str(case.op) == "upconv_wgrad" and len(case.outs) == 2)
+    assert gradcheck.parity(row, row.fallbacks[0][1][case.op], case, device, replace(tile, split=1)) <= gradcheck.bound(case, "bf16")
+
+
 def test_repeats_bit_for_bit(gpu):
     case = next(case for case in conv_cases(ConvShape(4, 128, 8, 8, 128, 3, 3, 1, 1)) if str(case.op) == "conv_wgrad")
     options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": "tfloat32"}
