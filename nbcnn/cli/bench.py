@@ -37,7 +37,7 @@ PEERS = ("torch", "torch-expert", "jax")
 RANKS = (1, 2)
 """Numbers of processes of `bench scaling`, where no flag says otherwise."""
 OWN_MODES = "cudacore; nets, predict, scaling: tensorcore"
-OWN_PRECISIONS = f"{OWN_PRECISION}; nets, predict, scaling in tensorcore: all three"
+OWN_PRECISIONS = f"{OWN_PRECISION}; nets, predict, scaling in tensorcore: bf16, tf32, fp32"
 STUDIES = ("step", "nets", "predict", "convs", "epoch", "scaling", "warmup", "selftest")
 GPU_ALONE = ("nets", "selftest")
 """Benchmarks that have no mode cpu."""
@@ -280,6 +280,7 @@ def _only(given: tuple[str, ...] | None, name: str) -> str | None:
 def _section(flags: SimpleNamespace) -> str:
     """The section of the results file: what, mode unless it is cudacore, precision where the mode has several, batch, and whether in a row.
 
+    Mode and precision are those that this GPU runs.
     Of an op: its name, all modes, its shape; of scaling the numbers of ranks; selftest and warmup are sections of their own.
     """
     if flags.what in ("selftest", "warmup"):
@@ -290,8 +291,13 @@ def _section(flags: SimpleNamespace) -> str:
         return bench_nets.section(bench_nets.names(flags)[0], (flags.precisions or bench_nets.PRECISIONS)[0], flags)
     if flags.what not in STUDIES:
         return "-".join(["op", flags.what, *(flags.modes or ("cudacore",)), *(flags.precisions or ()), flags.shape or "default"])
-    mode, precision = flags.mode or "cudacore", flags.precision
-    named = [] if mode == "cudacore" else [mode, precision or "bf16"] if mode == "tensorcore" else [mode]
+    from nbcnn.run.rows import choose_mode
+
+    mode, named = flags.mode or "cudacore", list[str]()
+    if mode == "tensorcore":
+        runs_as = choose_mode(mode, flags.precision).row
+        mode, named = runs_as.mode, [runs_as.precision]
+    named = [] if mode == "cudacore" else [mode, *named]
     parts = [flags.what, *(["fused"] if flags.fused else []), *named]
     row = ["in-a-row"] if flags.iters or (flags.graph and flags.what == "step") else []
     return "-".join([*parts, *([flags.engine] if flags.engine else []), str(flags.batch or 256), *row])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
 from nbcnn.cli.errors import OK, guarded
-from nbcnn.cli.finite import finite
+from nbcnn.cli.finite import finite, weights
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of, take_device
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.train_flags import dataset
@@ -74,7 +74,7 @@ def _evaluate(flags: SimpleNamespace) -> int:
             to_stderr(f"{net.mode} {net.precision} on {net.device_name}; {counted(len(images), 'image')} of {data.name}")
         found: dict[str, Any] = {"run": str(flags.run), "dataset": data.name, "split": flags.split or "test", "images": len(images)}
         found |= model.evaluate(images, labels, batch_size=flags.batch or 256, channels_last=False)
-        finite(np.asarray(found["loss"]), f"{data.name}, {found['split']}")
+        finite(np.asarray(found["loss"]), f"{data.name}, {found['split']}", weights(net.precision))
         lines: list[str] = []
         if labels is not None:
             classes = tuple(model.classes or (str(number) for number in range(net.classes)))

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
-from nbcnn.cli.finite import files_of, finite
+from nbcnn.cli.finite import files_of, finite, weights
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of, take_device
 from nbcnn.cli.part import Part
 from nbcnn.cli.saying import to_stderr, to_stdout
@@ -331,7 +331,7 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
     if not found:
         return DATA
     features = net.predict(np.stack([image for _, image in found]), flags.batch or 256).reshape(len(found), -1)
-    finite(features, files_of([path for path, _ in found]))
+    finite(features, files_of([path for path, _ in found]), weights(net.precision))
     seconds = time.perf_counter() - started
     atomic.make_folder(out, "--out")
     with lock.writing(out):
@@ -365,7 +365,7 @@ def write_split(net: Any, writer: Any, images: Any, batch: int, quiet: bool | No
     with tqdm(total=len(images), desc=writer.split, unit=" images", leave=False, file=sys.stderr, disable=True if quiet else None) as bar:
         while at < len(images):
             started = time.perf_counter()
-            block = finite(next(blocks), f"the images of {writer.split} from {first + at:,} on")
+            block = finite(next(blocks), f"the images of {writer.split} from {first + at:,} on", weights(net.precision))
             computing += time.perf_counter() - started
             writer.write(first + at, block.reshape(len(block), -1))
             at += len(block)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-WEIGHTS = "its weights are too large, or a running variance is negative"
+def weights(precision: str) -> str:
+    """Why a network that computes in `precision` may make what is not finite."""
+    beyond = "; or a result is beyond 65,504, the largest number of fp16: take --mode cudacore" if precision == "fp16" else ""
+    return f"its weights are too large, or a running variance is negative{beyond}"
 
 
 class NotFinite(ValueError):
@@ -23,7 +26,7 @@ class NotFinite(ValueError):
     exit_code = 3
 
 
-def finite(outputs: np.ndarray, of: str, why: str = WEIGHTS, by: str = "the network") -> np.ndarray:
+def finite(outputs: np.ndarray, of: str, why: str, by: str = "the network") -> np.ndarray:
     """`outputs`, which `by` makes of what `of` names. Raises NotFinite if one is NaN or infinite, with what is known of it, `why`."""
     import numpy as np
 

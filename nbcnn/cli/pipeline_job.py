@@ -93,12 +93,16 @@ def read(folder: Path) -> dict[str, Any]:
     if found["format"] != _FORMAT or found["version"] not in (1, _VERSION):
         raise document.DocumentError(f"{folder / INDEX} is of format {quoted(found['format'])}, version {found['version']}")
     if found["version"] == 1:  # in which the mode cudacore was called im2col
+        from nbcnn.train.former import renamed
+
         before = ["", *found["words"]]
         words = [
             {"--mode=im2col": "--mode=cudacore", "im2col": "cudacore" if last == "--mode" else word}.get(word, word)
             for last, word in zip(before, found["words"], strict=False)
         ]
-        found |= {"version": _VERSION, "words": words}
+        found |= {"version": _VERSION, "words": words, **{name: renamed(found[name]) for name in ("train",) if name in found}}
+        if "report" in found:
+            found["report"] |= {name: renamed(found["report"][name]) for name in ("settings", "train") if name in found["report"]}
     return dict(found)
 
 

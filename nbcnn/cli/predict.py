@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli import paths
 from nbcnn.cli.errors import DATA, OK, guarded
-from nbcnn.cli.finite import files_of, finite
+from nbcnn.cli.finite import files_of, finite, weights
 from nbcnn.cli.flags import OWN_CHECKPOINT, Parser, count, flag, inference_flags, one_of, take_device
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files.quote import counted
@@ -108,7 +108,7 @@ def _predict(flags: SimpleNamespace) -> int:
 
         def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
             taken = form.take(images, False, "the images")
-            outputs = finite(model.net.predict(taken, len(images)), files_of(named))
+            outputs = finite(model.net.predict(taken, len(images)), files_of(named), weights(model.net.precision))
             if of_pixels:
                 return (masks := outputs.argmax(1).astype("uint8")), _segmented(flags, model, named, masks)
             if outputs.shape == images.shape:
@@ -168,7 +168,7 @@ def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
     names = classifier.origin.classes
 
     def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
-        features = [finite(each, files_of(named)) for each in classifier.features_of(net, images, len(images))]
+        features = [finite(each, files_of(named), weights(net.precision)) for each in classifier.features_of(net, images, len(images))]
         decisions, why = classifier.decisions(*features), "the features are finite, so numbers in the classifier's file are too large"
         margins = finite(classifier.margins(decisions), files_of(named), why, f"the classifier {flags.classifier}")
         voted = classifier.voted(decisions)

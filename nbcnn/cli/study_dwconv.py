@@ -162,6 +162,7 @@ def _steps(flags: SimpleNamespace, found: list[dict[str, Any]], keep: Callable[[
     """The training step of S4ConvD with every variant; Amdahl's prediction needs the times of its convolutions alone."""
     from nbcnn.lab.peers import forecast as forecast_peers
     from nbcnn.lab.studies import dwconv, dwconv_report, forecast_step
+    from nbcnn.run.rows import choose_mode
 
     shape = forecast_step.shape_of(flags.batch)
     alone = [row for size in found if tuple(size["shape"]) == shape and flags.padding == "causal" for row in size["rows"]]
@@ -169,8 +170,11 @@ def _steps(flags: SimpleNamespace, found: list[dict[str, Any]], keep: Callable[[
     if not trios:
         _say(f"no prediction: --shapes has no {'x'.join(map(str, shape))}, the step's own convolutions, with naive among the variants")
     options = {"mode": flags.mode or "cudacore", "precision": flags.precision}
-    bf16 = flags.precision == "bf16" or (options["mode"], flags.precision) == ("tensorcore", None)
-    forms = () if bf16 or not _torch(flags) else forecast_peers.FORMS
+    precision = choose_mode(**options).row.precision
+    forms = forecast_peers.FORMS if _torch(flags) else ()
+    if forms and precision not in forecast_peers.TOLERANCE:
+        _say(f"the step beside PyTorch's is in {' or '.join(forecast_peers.TOLERANCE)}, this one is in {precision}: it is timed alone")
+        forms = ()
     steps = forecast_step.measure(flags.batch, flags.variants, trios, say=_say, keep=keep, forms=forms, **options)
     if not flags.json:
         to_stdout("\n" + "\n".join(dwconv_report.step_table(steps)))

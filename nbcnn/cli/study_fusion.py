@@ -16,7 +16,6 @@ from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.files import numerals
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
-from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn study gemm --shapes 128x128x128,4096x4096x4096 --precision fp32,bf16",
@@ -30,6 +29,8 @@ ABOUT = {
     "evonorm": "EvoNorm-B0 and -S0, forward and backward, alone and behind a convolution",
     "sweep": "a small MLP and the MNIST classifier forward, batch 1 to 16,384",
 }
+PRECISIONS = ("fp32", "tf32", "bf16")
+"""Those of `fusion_cases.MODE`, which have peers here."""
 WITHOUT = "python -m nbcnn kernels and python -m nbcnn study dwconv --no-times need none; these studies measure nothing else"
 BELONGS = {
     "shapes": ("gemm",),
@@ -74,7 +75,7 @@ def parser(study: str) -> Parser:
         "--precision",
         some_of(*PRECISIONS),
         "what multiplications round to (evonorm: behind a convolution, forward)",
-        "fp32,tf32,bf16 for gemm, else fp32",
+        f"{','.join(PRECISIONS)} for gemm, else fp32",
     )
     flag(group, "--ops", some_of("relu", "sigmoid", "swish"), "elementwise: which", "all")
     flag(group, "--sides", counts, "elementwise: rows and columns", "1024,4096")

@@ -52,7 +52,7 @@ class Net:
                  one vector, `Graph.input_shape`; several outputs are one vector too (`output_shapes` has theirs).
     mode         auto, cpu, naive, tiled, im2col, cudacore, tensorcore; `precision` None takes the mode's own.
     engine       auto, wgmma, mma: which of tensorcore's kernels.
-    dwconv       auto, or the variant of depthwise convolution (`nbcnn.modes.DWCONV`). fusing: put fused layers in, where the mode has them.
+    dwconv       auto, or the variant of depthwise convolution (`nbcnn.modes.DWCONV`). fusing: fuse steps, where the mode has ops for it.
     seed, init   first weights: see `ParameterLayout.initial`.
     strict       refuse a net of which a step does not run in the asked mode.
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.
@@ -223,7 +223,8 @@ class Net:
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}
         if self.row.scales_loss:
             io["state"] = state
-            tape.emit(Op("unscale"), [self.flat_grads, state], [self.flat_grads, state], "update")
+            if self.params.layout.size:
+                tape.emit(Op("unscale"), [self.flat_grads, state], [self.flat_grads, state], "update")
         steps = _substitute(_substitute(tape.steps, value, io["loss"]), dx.root, io["dx"])
         return self.merged(drop_dead(steps), io)
 

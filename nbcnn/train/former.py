@@ -1,7 +1,7 @@
 """Runs of earlier versions in today's words: what they call the mode im2col is `cudacore` today, and `im2col` is a mode of its own.
 
 A run's files say by `format` which words they have. Everybody reads them through `nbcnn.train.checkpoint` and `nbcnn.train.runlog`, which
-translate them, so that a run goes on with the kernels and tiles that it began with.
+translate them, so that a run goes on in that mode, with its tiles where the plan of today still has them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 FORMAT, _BEFORE = "nbcnn-training-2", "nbcnn-training-1"
-"""What checkpoints and config.json say, of today and of before; older ones say nothing."""
+"""The format in checkpoints of today and of before (older ones have none), and in config.json of today, which had none before."""
 FORMER = "former mode"
 """Under this name a checkpoint of before has, once it is read, what it calls its mode."""
 _OLD, _NEW = "im2col", "cudacore"
@@ -26,17 +26,19 @@ def of_checkpoint(metadata: Mapping[str, str]) -> dict[str, str]:
     return made | ({"mode": _NEW, FORMER: _OLD} if made.get("mode") == _OLD else {})
 
 
+def renamed(part: Any) -> Any:
+    """A JSON object of before with its mode in today's words; what is none, or has another mode, as it is."""
+    return part | {"mode": _NEW} if isinstance(part, dict) and part.get("mode") == _OLD else part
+
+
 def of_config(config: Any) -> Any:
     """The content of config.json in today's words. What is no description of a run stays as it is, for others to refuse."""
     if not isinstance(config, dict) or "format" in config:
         return config
 
-    def named(part: Any) -> Any:
-        return part | {"mode": _NEW} if isinstance(part, dict) and part.get("mode") == _OLD else part
-
-    made = named(config) | {"format": FORMAT}
+    made = renamed(config) | {"format": FORMAT}
     if "flags" in made:
-        made["flags"] = named(made["flags"])
+        made["flags"] = renamed(made["flags"])
     if isinstance(made.get("tiles"), dict):
         made["tiles"] = {f"{key.removesuffix(_OLD)}{_NEW}" if key.endswith(f".{_OLD}") else key: tile for key, tile in made["tiles"].items()}
     return made
@@ -46,4 +48,4 @@ def remark(metadata: Mapping[str, str]) -> list[str]:
     """What to say of a run that goes on: mostly nothing."""
     if FORMER not in metadata:
         return []
-    return [f"mode {metadata[FORMER]} of this run is called {metadata['mode']} now: it goes on with the same kernels"]
+    return [f"mode {metadata[FORMER]} of this run is called {metadata['mode']} now: it goes on in that mode"]

@@ -61,13 +61,20 @@ def normalisation(saved: Saved) -> Normalisation | None:
 
 
 def choice_of(mode: str, precision: str | None, noted: str | None) -> Choice:
-    """The row for `mode` and `precision`; None takes the file's precision, or the mode's own where it does not have that one."""
+    """The row for `mode` and `precision`; None takes the file's precision, or the mode's own where it does not have that one.
+
+    Mode auto takes fp16 only where it is asked for or noted: its largest number is 65,504, and weights of other trainings may make larger results.
+    """
     try:
-        return rows.choose_mode(mode, precision or noted)
+        choice = rows.choose_mode(mode, precision or noted)
     except UsageError:
         if precision is not None:
             raise
-        return rows.choose_mode(mode, None)
+        choice = rows.choose_mode(mode, None)
+    if mode == "auto" and choice.row.scales_loss and choice.row.precision != (precision or noted):
+        why = f"the file's precision is {noted or 'not noted'}, and of the tensor cores this GPU has fp16 alone"
+        return rows.choose_mode("cudacore", None)._replace(why=why)
+    return choice
 
 
 def fill(net: Net, saved: Saved) -> None:

@@ -9,7 +9,7 @@ from scripts import exits, extract, message
 
 import nbcnn
 from nbcnn.classify import classifier
-from nbcnn.cli import classify, evaluate, predict
+from nbcnn.cli import classify, evaluate, finite, predict
 from nbcnn.train import checkpoint
 
 
@@ -41,6 +41,14 @@ def test_what_is_not_finite_is_said(broken, command, capsys):
     with np.errstate(all="ignore"):
         said = message(capsys, exits(main, [broken, *words, "--mode", "cpu"]), 3)
     assert "is not finite" in said
+
+
+def test_of_fp16_its_largest_number_may_be_the_cause():
+    outputs = np.array([1, np.inf])
+    with pytest.raises(finite.NotFinite, match=r"beyond 65,504, the largest number of fp16: take --mode cudacore"):
+        finite.finite(outputs, "a.png", finite.weights("fp16"))
+    with pytest.raises(finite.NotFinite, match=r"a running variance is negative$"):
+        finite.finite(outputs, "a.png", finite.weights("bf16"))
 
 
 @pytest.mark.parametrize("files", [False, True])

@@ -474,6 +474,32 @@ def test_a_study_without_a_gpu_names_its_assumed_ceilings(capsys):
     assert "15.6 TFLOP/s, 1.5 TB/s (as given)" in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("mode", "precision", "capability", "timed"),
+    [
+        ("tensorcore", "fp16", (8, 0), None),
+        ("tensorcore", None, (7, 5), None),
+        ("tensorcore", None, (8, 0), None),
+        ("tensorcore", "tf32", (8, 0), "tf32"),
+        ("tensorcore", "tf32", (7, 5), "fp32"),
+        ("cudacore", None, (7, 5), "fp32"),
+    ],
+)
+def test_a_step_is_beside_pytorchs_where_pytorchs_has_its_precision(monkeypatch, capsys, mode, precision, capability, timed):
+    from nbcnn.lab.peers import forecast as peers
+    from nbcnn.lab.studies import forecast_step
+
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.run.rows.capability_of_gpu", lambda: capability)
+    monkeypatch.setattr(study_dwconv, "_torch", lambda flags: True)
+    monkeypatch.setattr(forecast_step, "measure", lambda *_, forms, **__: forms)
+    flags = study_dwconv.parser().parse_args(["--json", "--mode", mode, *(["--precision", precision] if precision else [])])
+    flags.batch, flags.padding, flags.share = 4, "causal", 0.32
+    assert study_dwconv._steps(flags, [], lambda steps: None) == (peers.FORMS if timed else ())
+    assert not timed or timed in peers.TOLERANCE
+    assert ("is timed alone" in capsys.readouterr().err) == (timed is None)
+
+
 def test_a_checkpoint_of_an_earlier_version_is_loaded_by_its_config(copied, tmp_path):
     """Earlier checkpoints do not say which network they are of; the config.json beside them does."""
     whole = nbcnn.load(copied, mode="cpu")

@@ -160,6 +160,12 @@ def test_an_unknown_study_and_a_flag_of_another(capsys):
     assert all(name in listed for name in study.STUDIES)
 
 
+def test_the_studies_have_a_mode_for_every_precision_that_they_take(capsys):
+    assert tuple(fusion_cases.MODE) == study_fusion.PRECISIONS
+    assert exits(study.main, ["gemm", "--precision", "fp16"]) == 2
+    assert "fp16" in capsys.readouterr().err
+
+
 def test_shapes_are_products():
     assert study_fusion.sizes("128x64x32,8×8×8") == ((128, 64, 32), (8, 8, 8))
     flags = study_fusion.parser("evonorm").parse_args(["--paths", "fwd", "--forms", "alone,conv"])

@@ -247,3 +247,22 @@ def test_a_file_of_schema_1_is_read_in_todays_names(tmp_path):
     assert [row["variant"] for row in today["sections"]["climb-256"]["rows"]] == ["mode im2col", "cudacore:fp32"]
     path.write_text(json.dumps(found | {"schema": schema.VERSION}))
     assert results.load(path)["sections"]["step-im2col-256"] == one
+
+
+@pytest.mark.parametrize(
+    ("words", "capability", "section"),
+    [
+        (["--mode", "tensorcore"], (7, 5), "step-tensorcore-fp16-256"),
+        (["--mode", "tensorcore"], (9, 0), "step-tensorcore-bf16-256"),
+        (["--mode", "tensorcore", "--precision", "tf32"], (9, 0), "step-tensorcore-tf32-256"),
+        (["--mode", "tensorcore"], (7, 0), "step-256"),
+        (["--mode", "naive"], (7, 5), "step-naive-256"),
+        ([], (7, 5), "step-256"),
+    ],
+)
+def test_a_section_has_the_precision_that_the_gpu_runs(monkeypatch, words, capability, section):
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.run.rows.capability_of_gpu", lambda: capability)
+    flags = bench.parser().parse_args(["step", *words])
+    flags.mode, flags.precision = bench._only(flags.mode, "--mode"), bench._only(flags.precision, "--precision")
+    assert bench._section(flags) == section

@@ -9,7 +9,7 @@ import pytest
 from scripts import exits
 
 from nbcnn.cli import bench
-from nbcnn.gpu.device import SIMULATOR
+from nbcnn.gpu.device import SIMULATOR, Host
 from nbcnn.gpu.target import H200
 from nbcnn.lab.measure.nets import Network
 from nbcnn.lab.measure.plans import Absent
@@ -17,6 +17,8 @@ from nbcnn.lab.studies import tiles
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.losses import SoftmaxCrossEntropy
+from nbcnn.plan.bounds import STORE
+from nbcnn.plan.storage import decode, numpy_dtype
 
 
 def twice():
@@ -73,6 +75,12 @@ def test_old_times_judge_the_choice_of_today(problems, monkeypatch, capsys, tmp_
     monkeypatch.setattr(sys, "argv", ["tiles", str(tmp_path / "old.json")])
     tiles.main()
     assert "1 convolutions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("precision", STORE)
+def test_operands_are_noise_in_every_precision(precision):
+    pool = tiles.Pool(Host(), precision, 64, 64)
+    assert decode(pool.source.view(numpy_dtype(STORE[precision])), STORE[precision]).std() == pytest.approx(1, abs=0.5)
 
 
 @pytest.mark.parametrize("flag", [["--breakdown"], ["--batch", "4"], ["--save"]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -145,6 +147,15 @@ def test_all_ranks_look_at_the_same_sum(device):
     assert names.index("scale_loss") == names.index("softmax_xent_dgrad") + 1
     plan = made.lower(made.record_gradients(2))
     assert next(item.step.ins[0].dtype for item in plan.steps if item.step.op == loss.op) == "float32"
+
+
+def test_a_network_without_parameters_has_nothing_to_divide_by_the_scale(device):
+    """Inputs are rounded to fp16, outputs are these or 0: squares are off by 2 u."""
+    made = Net([ReLU(), Flatten(), MSE()], SHAPE, mode="tensorcore", precision="fp16")
+    assert Op("unscale") not in {step.op for step in made.record_gradients(2).steps}
+    value, grads = made.gradients(IMAGES.astype(np.float32) / 255, np.zeros((COUNT, math.prod(SHAPE)), np.float32))
+    assert value == pytest.approx(np.mean((IMAGES / 255.0) ** 2), rel=3 * U)
+    assert grads == {}
 
 
 LOSSES = {

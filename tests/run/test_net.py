@@ -27,6 +27,7 @@ from nbcnn.run.net import Net
 from nbcnn.run.resolve import resolver
 from nbcnn.run.rows import Choice, choose_mode, on_tensor_cores
 from nbcnn.run.session import TrainingSession, epoch_order
+from nbcnn.train.saved_net import choice_of
 
 ROWS = pytest.mark.parametrize("row", [pytest.param(key, marks=[] if key[0] == "cpu" else pytest.mark.gpu) for key in MODES], ids="-".join)
 
@@ -308,6 +309,29 @@ def test_the_mode_follows_the_gpu(monkeypatch, mode, precision, capability, expe
     row, why = choose_mode(mode, precision, capability=capability)
     assert (row.mode, row.precision) == expected
     assert ("7.5" in why) == (mode == "tensorcore" and expected[0] == "cudacore")
+
+
+@pytest.mark.parametrize(
+    ("mode", "precision", "noted", "capability", "expected"),
+    [
+        ("auto", None, "bf16", (7, 5), ("cudacore", "fp32")),
+        ("auto", None, "tf32", (7, 5), ("cudacore", "fp32")),
+        ("auto", None, None, (7, 5), ("cudacore", "fp32")),
+        ("auto", None, "fp16", (7, 5), ("tensorcore", "fp16")),
+        ("auto", "fp16", "bf16", (7, 5), ("tensorcore", "fp16")),
+        ("tensorcore", None, "fp16", (7, 5), ("tensorcore", "fp16")),
+        ("auto", None, "bf16", (8, 0), ("tensorcore", "bf16")),
+        ("auto", None, "fp16", (7, 0), ("cudacore", "fp32")),
+    ],
+)
+def test_a_file_gets_fp16_only_if_it_is_its_own_or_asked_for(monkeypatch, mode, precision, noted, capability, expected):
+    """fp16 ends at 65,504: what was trained in another precision may be beyond."""
+    monkeypatch.setattr("nbcnn.gpu.device.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.run.rows.capability_of_gpu", lambda: capability)
+    monkeypatch.setattr("nbcnn.gpu.device.SIMULATOR", False)
+    row, why = choice_of(mode, precision, noted)
+    assert (row.mode, row.precision) == expected
+    assert ("fp16 alone" in why) == (capability == (7, 5) and expected[0] == "cudacore")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_checkpoint_of_before_has_todays_mode_and_tiles():
     notes = {"format": "nbcnn-training-1", "mode": "im2col", "precision": "fp32", "device": "T4", "tiles": json.dumps(tiles)}
     found = former.of_checkpoint(notes)
     assert (found["format"], found["mode"]) == (former.FORMAT, "cudacore")
-    assert former.remark(found) == ["mode im2col of this run is called cudacore now: it goes on with the same kernels"]
+    assert former.remark(found) == ["mode im2col of this run is called cudacore now: it goes on in that mode"]
     again = Start(None, notes=found).tiles("cudacore", "fp32", "T4")
     assert again == {"conv1.conv_fprop.n2.cudacore": {"BM": 64}, "conv2.conv_fprop.n2.wgmma": {"BM": 128}}
     # The fp32 row of the tensor cores takes these kernels, too: its tiles have the name of the part.
@@ -65,6 +65,23 @@ def test_a_pipeline_of_before_goes_on_in_todays_mode(tmp_path, words):
     ]
     (tmp_path / pipeline_job.INDEX).write_text(json.dumps(content | {"version": 2}))
     assert pipeline_job.read(tmp_path)["words"] == words
+
+
+def test_the_report_of_a_pipeline_of_before_has_todays_mode(tmp_path):
+    """What is compared with the flags of today, and what is told again."""
+    train, settings = {"mode": "im2col", "precision": "fp32"}, {"mode": "im2col", "at": "im2col"}
+    content = {
+        "format": "nbcnn-pipeline",
+        "version": 1,
+        "words": [],
+        "train": train,
+        "report": {"settings": settings, "train": train, "text": "im2col"},
+    }
+    (tmp_path / pipeline_job.INDEX).write_text(json.dumps(content))
+    found = pipeline_job.read(tmp_path)
+    assert found["train"] == found["report"]["train"] == train | {"mode": "cudacore"}
+    assert found["report"]["settings"] == {"mode": "cudacore", "at": "im2col"}
+    assert found["report"]["text"] == "im2col"
 
 
 def test_a_run_of_before_goes_on_bit_for_bit_and_says_its_new_name(tmp_path):

@@ -103,7 +103,7 @@ class Pool:
         self.device = device
         self.source, self.target = device.empty(read, "uint8"), device.empty(written, "uint8")
         values = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32)
-        self.noise = encode(values, {"bf16": "bfloat16", "tf32": "tfloat32", "fp32": "float32"}[precision]).view(np.uint8)
+        self.noise = encode(values, STORE[precision]).view(np.uint8)
         self.fill(read)
 
     def fill(self, read: int) -> None:
