@@ -203,7 +203,7 @@ def names(layers: Sequence[Any]) -> list[str]:
 
 
 Named = tuple[str, Any]
-"""A layer with its name: fused layers keep the names of the layers that they replace."""
+"""A layer with its name, which is the scope of its steps."""
 
 
 def named(layers: Sequence[Any], prefix: str = "") -> list[Named]:

@@ -61,7 +61,7 @@ Rule = Callable[[Steps, Step, Container[Op]], Sequence[Step]]
 
 
 def merge(steps: Sequence[Step], ops: Container[Op] = (), cost: Cost = free, told: list[Fusion] | None = None) -> list[Step]:
-    """The steps, fused by the rules whose ops are all among `ops`, where it costs no more; sums by ADDS_GRADIENTS always: their steps are there.
+    """The steps, fused. Rules apply where `ops` has their ops and the estimate does not grow. ADDS_GRADIENTS need no new op.
 
     `told` gets what was fused and what was not, for its cost.
     """
@@ -345,7 +345,7 @@ def _passed(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
 
 
 def _masked(steps: Steps, step: Step, ops: Container[Op]) -> Sequence[Step]:
-    """A mask made by the sum or the convolution whose results it is of. One of a stride `with_sums` looks at."""
+    """A mask made by the sum or the convolution whose results it is of. Strided convolutions are left to `with_sums`."""
     before = steps.between(step.ins[0], Op("add"), *PRODUCTS) if step.op == MASK else None
     if before is None or before.attrs.get("stride", 1) != 1:
         return ()

@@ -13,7 +13,7 @@ MODES = {
     "cudacore": ("fp32",),
     "tensorcore": ("bf16", "tf32", "fp32", "fp16"),
 }
-"""Modes, each faster than the one before, with their precisions. The first that a GPU can run is the default: fp16 where it lacks the others."""
+"""Modes, each faster than the one before, with their precisions. Default: the first precision that the GPU supports."""
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """The formats to which operands of a product can be rounded."""

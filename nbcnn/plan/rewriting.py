@@ -13,7 +13,7 @@ from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
 Cost = Callable[[Step], float]
-"""Least estimated microseconds of a step on a row: infinity where nothing runs it, 0 where it does not choose by cost (`nbcnn.run.resolve.costs`)."""
+"""Least estimated microseconds of a step (`nbcnn.run.resolve.costs`): infinity where nothing runs it, 0 on rows that do not choose by cost."""
 
 
 def free(step: Step) -> float:
@@ -73,7 +73,7 @@ class Steps:
         # What came and went again is neither.
         gone = {each: self.cost(each) for each in sorted(went, key=went.__getitem__) if each not in made}
         come = {each: self.cost(each) for each in sorted((each for each in made if each not in went), key=self.index.__getitem__)}
-        # But for the rounding of sums of the same numbers in another order.
+        # The tolerance covers summation order.
         kept = sum(come.values()) <= sum(gone.values()) * (1 + 1e-12)
         if gone and self.told is not None and (kept or inf not in come.values()):
             self.told.append(Fusion(gone, come, kept))

@@ -51,7 +51,7 @@ def with_sums(steps: Sequence[Step], cost: Cost, told: list[Fusion] | None = Non
 
 
 def _summed(steps: Steps, step: Step) -> None:
-    """The sum of two gradients made by the norm that makes the later one of them."""
+    """A sum of two gradients: the norm that makes the later one adds the other gradient."""
     for gradient, other in zip(step.ins, step.ins[::-1], strict=True) if step.op == Op("add") and len(step.ins) == 2 else ():
         maker = steps.between(gradient)
         if maker is None or maker.op.has(Keep) or ADD_TO_RESULT.get(maker.op.plain) != len(maker.ins) or step.outs[0].shape != other.shape:

@@ -16,7 +16,7 @@ from nbcnn.run.peaks import Ceilings
 
 
 def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = None) -> str:
-    """The table, then the arena's size beside the liveness bound.
+    """The table; what was fused and what was not, and what else could run a step, with estimated times; the arena's size and the liveness bound.
 
     With `ceilings`, every step's floor: the longer of its fewest flops at the peak of `precision` and its compulsory bytes
     at the memory's bandwidth. Only Winograd's form can be faster than that.

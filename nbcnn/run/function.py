@@ -43,7 +43,7 @@ class Function:
     shape        of a whole batch of inputs. row, device  where it runs.
     training     in which form layers are recorded. gradients  whether a backward pass is planned.
     dtype        "float32", or "float64" on the host, whose NumPy references compute in the precision of their arrays.
-    fusing       put fused layers in, where the row has them.
+    fusing       fuse steps, where the row has ops for it.
 
     `run` takes flat arrays of the device by name: "x", "y", "dy", "dx", "kept" and "arena" (uint8), parameters and states by their names, and
     gradients of parameters by "grad." and theirs. `input_shape` and `output_shape` are shapes of batches, `params` and `states` shapes by name,

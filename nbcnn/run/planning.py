@@ -1,7 +1,7 @@
 """This module plans a training, one walk down from layers to programs; every method of `Training` is a stage of it, in this order.
 
     check      does what is to be trained fit together?
-    record     layers, fused → the steps of one training step: gather, forward, loss, backward, update, bookkeeping; dead ones dropped
+    record     layers → the steps of one training step: gather, forward, loss, backward, update, bookkeeping; dead ones dropped, others fused
     plan       steps → implementations, tiles, packed weights, offsets in the arena (`Net.lower`: `resolve.plan_on`, `lowering.lower`)
     plans      one for each batch size that an epoch and an evaluation have
     memory     what these plans take; `fit` refuses what is too much, and says which batch is not

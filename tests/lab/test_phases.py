@@ -106,6 +106,12 @@ def test_the_command_saves_its_rows_and_the_page_shows_them(monkeypatch, tmp_pat
     assert exits(__main__.main, ["ladder", "--phases", "--hopper"]) == 2
 
 
+def test_a_page_without_results_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    samples.saved(tmp_path, {"other": [{}]})
+    assert report.table() == "Not measured yet.\n"
+
+
 def test_the_table_and_the_picture_are_of_the_results(monkeypatch, tmp_path):
     samples.saved(tmp_path, {"phases-64": samples.phases()})
     monkeypatch.setattr(results, "RESULTS", tmp_path)

@@ -13,9 +13,9 @@ SECTION, PICTURE = f"phases-{phases.BATCH}", "phases.svg"
 
 
 def table() -> str:
-    """The phases and their chart; nothing before they are measured."""
+    """The phases and their chart; before they are measured, that they are not."""
     if not measured(GPU, SECTION):
-        return ""
+        return "Not measured yet.\n"
     rows, environment = section(GPU, SECTION)
     words = f"The phase cpu (NumPy) uses {rows[0]['cpu_cores']} cores, the serial loops one."
     picture = f"![seconds of a training of each phase](pictures/{PICTURE})"

@@ -59,13 +59,20 @@ def applied(after: Any) -> tuple[bool, Any]:
     return (False, same) if after is None or isinstance(after, str) else (True, after)
 
 
-def activated_ops(name: str) -> tuple[Op, ...]:
-    """The fused ops whose kernels take any activation as a device function: conv_NAME_fprop, upconv_NAME_fprop, batchnorm_NAME_fprop, _infer, _apply
-    and _grads.
-    """
+def activated_convs(name: str) -> tuple[Op, ...]:
+    """conv_NAME_fprop and upconv_NAME_fprop."""
+    return tuple(Op(kind, "fprop", after=(Map(name),)) for kind in ("conv", "upconv"))
+
+
+def activated_norms(name: str) -> tuple[Op, ...]:
+    """batchnorm_NAME_fprop, _infer, _apply and _grads."""
     after = (Map(name),)
-    convolved = (Op("conv", "fprop", after=after), Op("upconv", "fprop", after=after))
-    return *convolved, *(Op("batchnorm", path, after=after) for path in ("fprop", "infer", "apply")), Op("batchnorm", "grads", before=undone(after))
+    return *(Op("batchnorm", path, after=after) for path in ("fprop", "infer", "apply")), Op("batchnorm", "grads", before=undone(after))
+
+
+def activated_ops(name: str) -> tuple[Op, ...]:
+    """The fused ops whose kernels take any activation as a device function: `activated_convs` and `activated_norms`."""
+    return activated_convs(name) + activated_norms(name)
 
 
 def with_activations(ops: Mapping[Op, Impl], names: Iterable[str] = ACTIVATIONS) -> dict[Op, Impl]:

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from nbcnn.ops.activations.activation import Activation
-from nbcnn.ops.activations.table import ACTIVATIONS, activated_ops
+from nbcnn.ops.activations.table import ACTIVATIONS, activated_convs
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.plan.op import Add, Loss, Map, Mask, Op, Pool, Unpool
@@ -57,7 +57,7 @@ def activated(activation: Activation) -> dict[Op, Callable[..., None]]:
         upconv_fprop(x, w, b, y)
         activation.fprop(y.copy(), y, **parameters)
 
-    made = dict(zip(activated_ops(activation.name)[:2], (reference, of_doubled), strict=True))
+    made = dict(zip(activated_convs(activation.name), (reference, of_doubled), strict=True))
     for op, each in made.items():
         each.__name__ = str(op)
     return made

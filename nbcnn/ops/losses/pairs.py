@@ -19,7 +19,8 @@ near 1 predict large readings. A prediction below 0 has no gradient, and where t
 Sources: P. J. Huber, "Robust estimation of a location parameter", 1964; the form of the binary cross-entropy that takes no exponential of a
 positive number is that of torch.nn.BCEWithLogitsLoss and tf.nn.sigmoid_cross_entropy_with_logits.
 
-f is computed in float32, in a handful of roundings, and summed in float64 in a fixed order (kernel/reduce.py). A NaN stays a NaN. The square of mse
+f is computed in float32, in a handful of roundings, and summed in float64 in a fixed order (kernel/reduce.py). A NaN stays a NaN, but in
+RMSLE, where a prediction of NaN has the gradient 0 and a target of NaN may count as 0. The square of mse
 is float64: a difference rounded by a factor (1 + δ), |δ| ≤ 2^-24, has a square that is off by at most 2^-23, so the loss is within one float32 eps.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.activations.activation import Activation
-from nbcnn.ops.activations.table import activated_ops
+from nbcnn.ops.activations.table import activated_norms
 from nbcnn.ops.norms.plane import inverse_deviation
 from nbcnn.plan.op import Map, Op, undone
 
@@ -81,7 +81,7 @@ def activated(each: Activation) -> dict[Op, Callable[..., None]]:
         """`batchnorm_grads` of the gradient of f's input."""
         batchnorm_grads(behind(each, dy, x, weight, bias, mean, rstd, **parameters), x, weight, bias, mean, rstd, *operands)
 
-    return dict(zip(activated_ops(each.name)[2:], (fprop, infer, apply, grads), strict=True))
+    return dict(zip(activated_norms(each.name), (fprop, infer, apply, grads), strict=True))
 
 
 def activated_dgrad(each: Activation) -> dict[Op, Callable[..., None]]:

@@ -10,7 +10,7 @@ graph stays valid. StepState is two arrays:
                        NONFINITE  1 once a loss or an updated weight was not finite; nothing here resets it
                        GOOD       of a training with a loss scale (loss_scale.py): training steps since the scale changed, all of them with
                                   finite gradients; −1 while a training step has others
-                       SCALE      by which power of two the scale is not 2^16
+                       SCALE      loss scale = 2^(16 + SCALE)
                        SKIPPED    training steps whose gradients were not finite, and which so left the weights alone
     sums   float64[4]  LOSS_SUM   Σ of mean loss × batch size
                        COUNT      images in that sum
@@ -96,7 +96,7 @@ def advance_kernel(loss, state, sums, weight, count, steps, weighted, scaled):
         sums[LAST_LOSS] = value
     if not math.isfinite(value):
         state[NONFINITE] = i8(1)
-    # Without branches: of one thread none has both answers in a launch that is watched for races.
+    # Branch-free: race-checked launches must not need both outcomes from one thread.
     on = i8(steps) * i8(scaled)
     bad = on * max(-state[GOOD], i8(0))
     good = state[GOOD] + on
