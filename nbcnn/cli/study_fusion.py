@@ -30,7 +30,7 @@ ABOUT = {
     "sweep": "a small MLP and the MNIST classifier forward, batch 1 to 16,384",
 }
 PRECISIONS = ("fp32", "tf32", "bf16")
-"""Those of `fusion_cases.MODE`, which have peers here."""
+"""Precisions of `fusion_cases.MODE`, which peers have, too."""
 WITHOUT = "python -m nbcnn kernels and python -m nbcnn study dwconv --no-times need none; these studies measure nothing else"
 BELONGS = {
     "shapes": ("gemm",),

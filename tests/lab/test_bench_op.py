@@ -288,6 +288,6 @@ def test_what_cannot_be_timed_exits_2(argv, says, capsys):
 def test_help_gives_the_defaults_of_every_benchmark():
     helps = {action.dest: action.help for action in bench.parser()._actions}
     assert helps["mode"].endswith("(default cudacore; nets, predict, scaling: tensorcore)")
-    assert helps["precision"].endswith("nets, predict, scaling in tensorcore: all three)")
+    assert helps["precision"].endswith("nets, predict, scaling in tensorcore: bf16, tf32, fp32)")
     assert helps["seconds"].endswith("default an op: 3; step, scaling: 1; nets: 0.7; predict, convs: 0.5; --tiles: no limit)")
     assert helps["forms"].endswith(f"(default step: eager and nets'; nets: graph,compile,compile-graph; predict: {','.join(predict.FORMS)})")
