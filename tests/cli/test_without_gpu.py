@@ -129,8 +129,8 @@ def test_the_ladder_says_once_what_it_leaves_out(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the GPU's modes are left out: ") == 1
     head, cpu, *_, cores = done.stdout.splitlines()
-    assert head.split()[:3] == ["mode", "precision", "batch"]
-    assert cpu.split()[:3] == ["cpu", "fp32", "1"]
+    assert head.split()[:4] == ["mode", "precision", "form", "batch"]
+    assert cpu.split()[:4] == ["cpu", "fp32", "plain", "1"]
     assert cores.startswith("cpu: ")
 
 
