@@ -51,18 +51,28 @@ MEASURED = Path(__file__).with_name("engines_h100.json")
 
 
 @pytest.mark.parametrize(
-    ("row", "mean", "worst"), [("cudacore", 0.003, 0.08), *full(("fp32", 0.006, 0.25), ("bf16", 0.004, 0.15), ("tf32", 0.006, 0.14))]
+    ("row", "mean", "worst"), [("cudacore", 0.003, 0.08), *full(("fp32", 0.004, 0.156), ("bf16", 0.004, 0.15), ("tf32", 0.006, 0.14))]
 )
 def test_the_regret_of_the_choices_is_small(row, mean, worst):
     """What today's choices cost by measured times, on average and at most: 3 % and 15 % are asked for.
 
-    fp32 has more: a step that splits its operands into planes pays for all of that where it is timed alone, and shares them in a plan.
+    Weight gradients that split their operands into planes are held apart: alone they pay for all of the splitting, in a plan they share it.
     """
     judged = engines.judged([each for each in json.loads(MEASURED.read_text()) if each["row"] == row])
-    regrets = [lost for each in judged if (lost := engines.regret(each)) is not None]
+    regrets = [
+        (lost, in_planes(each["ways"][0]) and not in_planes(engines.fastest(each))) for each in judged if (lost := engines.regret(each)) is not None
+    ]
     assert len(regrets) > 0.95 * len(judged) > 70
-    assert sum(regrets) / len(regrets) < mean
-    assert max(regrets) < worst
+    others, apart = ([lost for lost, shares in regrets if shares == wanted] for wanted in (False, True))
+    assert sum(others) / len(others) < mean
+    assert max(others) < worst
+    assert len(apart) < 0.05 * len(regrets)
+    assert max(apart, default=0.0) < 0.25
+
+
+def in_planes(way):
+    """Whether a way of the study is a weight gradient of operands that launches before it split."""
+    return way.get("kind") == "PixelTile" and way["engine"] == "wgmma" and way["tile"]["planes"] == 3
 
 
 @pytest.mark.parametrize(("row", "batch", "engine"), [("bf16", 1, "few rows"), ("fp32", 33, "pointwise"), ("bf16", 1024, "wgmma")])
