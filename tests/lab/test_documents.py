@@ -41,6 +41,24 @@ def test_the_readme_has_the_two_commands_and_the_example():
     compile(example, "README.md", "exec")
 
 
+def test_the_readmes_first_screen_is_the_picture_the_two_commands_and_the_table():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    parts = ("![training images per second", "&& python train.py", "&& python -m pytest\n", "<!-- table speed -->", "## What the commands do")
+    at = [text.index(part) for part in parts]
+    assert at == sorted(at)
+    assert text[: at[3]].count("![") == 1
+    assert len(text[: at[3]].splitlines()) <= 40
+
+
+def test_the_reading_list_climbs():
+    """Every step of the ladder for CUDA cores in the order of its page, then the ladder for Hopper, then the framework."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"\(nbcnn/ops/conv/([\w/.]+)\)", text[text.index("## Reading list") :])
+    steps = [f"cuda_ladder/{name}.py" for name in ("serial", "step1_thread", "step2_halo", "sum2_tree", "sum3_shuffle")]
+    steps += [f"cuda_ladder/{name}.py" for name in ("step3_gemm", "step4_registers", "step5_epilogue")]
+    assert listed == [*steps, "winograd", "hopper_ladder"]
+
+
 def test_the_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (example,) = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
