@@ -100,3 +100,13 @@ def test_no_picture_without_figures(nothing, tmp_path):
     readme_laboratory.charts(tmp_path)
     readme_series.charts(tmp_path)
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_rooflines_stand_in_the_order_of_the_climb(tmp_path, monkeypatch):
+    """Sorted by name, tiled would come last and have the picture."""
+    (row,) = samples.every_kind()["roofline-cudacore-256"]
+    modes = ("tensorcore", "tiled", "cudacore", "naive")
+    samples.saved(tmp_path, {f"roofline-{mode}-256": [row | {"mode": mode}] for mode in modes})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    assert readme_laboratory.rooflines() == [f"roofline-{mode}-256" for mode in ("naive", "tiled", "cudacore", "tensorcore")]
+    assert "![the steps of tensorcore-256 under its roofs]" in readme_laboratory.roofline()

@@ -216,3 +216,16 @@ def test_without_a_gpu_the_command_says_what_can_be_done(capsys):
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 3
     assert "python -m nbcnn kernels" in lines[1]
+
+
+def test_a_slow_step_is_warmed_up_by_few_of_it(monkeypatch):
+    """Mode naive takes 250 ms a step: an epoch of 256 steps, which was one round of the warm-up, is a minute."""
+    taken = []
+    monkeypatch.setattr(steps, "_whole", lambda session, count: taken.append(count) or summarise([250.0] * count))
+    monkeypatch.setattr(steps, "_replays", lambda session, count: taken.append(count))
+    marked = SimpleNamespace(replay=None, spent=lambda: [250.0], close=lambda: None)
+    monkeypatch.setattr(steps, "_marked", lambda session, inside: marked)
+    monkeypatch.setattr(steps, "WARM_SECONDS", 0.01)
+    session = SimpleNamespace(steps_per_epoch=256, step=lambda run: None)
+    steps.time_steps(session)
+    assert max(taken) == 5

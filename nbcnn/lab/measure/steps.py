@@ -41,9 +41,9 @@ def time_steps(session: Any, seconds: float = 1.0) -> StepTimes:
     """
     per_epoch = session.steps_per_epoch
     until = time.perf_counter() + WARM_SECONDS
-    while time.perf_counter() < until:
-        _replays(session, per_epoch)
     estimate = _whole(session, min(5, per_epoch)).median
+    while time.perf_counter() < until:  # few at a time, waited for: of a slow step the host would enqueue minutes before a second is over
+        estimate = _whole(session, min(per_epoch, sensible_count(estimate, WARM_SECONDS / 10))).median
     whole = _whole(session, min(per_epoch, sensible_count(estimate, seconds)))
     replays = min(per_epoch - 1, int(AHEAD_MS / whole.median) + 1)
     rounds = int(min(200, max(10, seconds * 1e3 / (2 * (replays + 1) * whole.median))))

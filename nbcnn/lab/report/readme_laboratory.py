@@ -11,6 +11,7 @@ from typing import Any
 from nbcnn.lab.measure.counters import LONG_MS
 from nbcnn.lab.report import sections
 from nbcnn.lab.report.tables import GPU, folded, footer, markdown, measured, named, section
+from nbcnn.plan.names import MODES
 
 ROOFLINE, WARMUP = "roofline.png", "warmup.png"
 _PICTURES = "../../nbcnn/lab/results"
@@ -38,9 +39,15 @@ def warmup() -> str:
     return intro + sections.warmup(found).markdown() + "\n\n" + " ".join(answer(found)) + "\n\n" + picture + footer(environment).removeprefix("\n")
 
 
+def rooflines() -> list[str]:
+    """The names of the measured rooflines in the order of the climb; the last one has the picture."""
+    climb = list(MODES)
+    return sorted(named("roofline"), key=lambda name: climb.index(section(GPU, name)[0][0]["mode"]))
+
+
 def roofline() -> str:
     """Rooflines of whole training steps: a line each, every step folded below."""
-    names = named("roofline")
+    names = rooflines()
     if not names:
         return ""
     lines: list[tuple[str, ...]] = []
@@ -121,11 +128,11 @@ TABLES = {"selftest": selftest, "warmup": warmup, "roofline": roofline, "counter
 
 def charts(folder: Path) -> None:
     """The pictures that the tables show, of what was measured."""
-    from nbcnn.lab.measure import roofline as rooflines
+    from nbcnn.lab.measure import roofline as drawn
     from nbcnn.lab.studies import warmup_report
 
     if measured(GPU, "warmup"):
         warmup_report.chart(section(GPU, "warmup")[0][0], folder / WARMUP)
-    if names := named("roofline"):
+    if names := rooflines():
         found = section(GPU, names[-1])[0][0]
-        rooflines.chart(found, folder / ROOFLINE, f"{found['device'].split(' (')[0]}, {found['mode']} {found['precision']}, batch {found['batch']}")
+        drawn.chart(found, folder / ROOFLINE, f"{found['device'].split(' (')[0]}, {found['mode']} {found['precision']}, batch {found['batch']}")
