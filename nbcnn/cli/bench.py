@@ -211,7 +211,7 @@ def _measure(flags: SimpleNamespace) -> int:
         if asked or flags.what == "nets":
             raise UsageError(f"bench {flags.what}: no peer trains in fp16 here, with a loss scale; take another precision{' or --peer none' * asked}")
         flags.peer, flags.peers = "none", ("none",)
-    if flags.peer != "none" and flags.what in ("step", "nets", "predict", "convs", "scaling", *ops) and not peers.available():
+    if flags.peer != "none" and flags.what in ("step", "nets", "predict", "convs", "scaling", "warmup", *ops) and not peers.available():
         to_stderr(peers.MISSING)
         flags.peer, flags.peers = "none", ("none",)
     if flags.save:

@@ -162,7 +162,7 @@ def warmup(flags: SimpleNamespace) -> Rows:
     from nbcnn.lab.studies import warmup_report as report
 
     op, shape, sleep = _studied(flags)
-    found = bench.study(choices(flags)[0], op, shape, sleep=sleep, ncu=bool(flags.ncu), fresh=flags.fresh, say=_say)
+    found = bench.study(choices(flags)[0], op, shape, sleep=sleep, ncu=bool(flags.ncu), fresh=flags.fresh, peer=flags.peer == "torch", say=_say)
     if flags.chart:
         report.chart(found, Path(flags.chart))
     return [found], report.text(found)

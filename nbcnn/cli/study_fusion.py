@@ -21,6 +21,7 @@ EXAMPLES = (
     "python -m nbcnn study gemm --shapes 128x128x128,4096x4096x4096 --precision fp32,bf16",
     "python -m nbcnn study elementwise --out pictures",
     "python -m nbcnn study evonorm --norms s0 --paths fwd --batches 16,32,64",
+    "python -m nbcnn study evonorm --filters 32 --forms conv --paths fwd --batches 16,32,64",
     "python -m nbcnn study sweep --nets mlp --peer none",
 )
 ABOUT = {
@@ -40,6 +41,7 @@ BELONGS = {
     "norms": ("evonorm",),
     "paths": ("evonorm",),
     "forms": ("evonorm",),
+    "filters": ("evonorm",),
     "batches": ("evonorm", "sweep"),
     "nets": ("sweep",),
 }
@@ -82,6 +84,7 @@ def parser(study: str) -> Parser:
     flag(group, "--norms", some_of("s0", "b0"), "evonorm: which", "s0,b0")
     flag(group, "--paths", some_of("fwd", "bwd"), "evonorm: forward (in training), backward", "fwd,bwd")
     flag(group, "--forms", some_of("alone", "conv"), "evonorm: alone, or behind a 3×3 convolution of 64 channels", "alone,conv")
+    flag(group, "--filters", count(1), "evonorm: what the convolution makes of 64 channels", 64, "channels")
     flag(group, "--batches", counts, "evonorm, sweep: images of (64,28,28), or of the network", "16 to 1024 by evonorm, 1 to 16384 by sweep")
     flag(group, "--nets", some_of("mlp", "mlp-relu", "mnist-cnn"), "sweep: which", "all")
     group = made.add_argument_group("timing")
@@ -103,6 +106,8 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
     for name, owners in BELONGS.items():
         if getattr(flags, name) is not None and study not in owners:
             raise UsageError(f"--{name} belongs to study {' and '.join(owners)}, this is study {study}")
+    if flags.filters and "conv" not in (flags.forms or ()):
+        raise UsageError("--filters are a convolution's: add --forms conv (the norm alone is of 64 channels)")
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.measure import fusion, results
     from nbcnn.lab.measure.clocks import Watch
@@ -131,7 +136,8 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
 
 def section(study: str, flags: SimpleNamespace) -> str:
     """The section of the results file: the study, and to which part of it the flags limit it."""
-    return "-".join(["fusion", study, *(word for name in ("norms", "paths", "forms", "nets", "precision") for word in getattr(flags, name) or ())])
+    limits = [word for name in ("norms", "paths", "forms", "nets", "precision") for word in getattr(flags, name) or ()]
+    return "-".join(["fusion", study, *limits, *([str(flags.filters)] if flags.filters else [])])
 
 
 def cases(study: str, flags: SimpleNamespace, device: Any, peer: bool) -> Iterator[Any]:
@@ -145,7 +151,7 @@ def cases(study: str, flags: SimpleNamespace, device: Any, peer: bool) -> Iterat
         return made.activations(device, flags.ops or made.ACTIVATIONS, flags.sides or made.SIDES, peer)
     if study == "evonorm":
         chosen = (flags.norms or ("s0", "b0"), flags.paths or ("fwd", "bwd"), flags.forms or ("alone", "conv"))
-        return made.norms(device, *chosen, flags.batches or made.BATCHES, peer, flags.precision or ("fp32",))
+        return made.norms(device, *chosen, flags.batches or made.BATCHES, peer, flags.precision or ("fp32",), flags.filters or made.IMAGE[0])
     return sweep.networks(device, flags.nets or tuple(sweep.NETS), flags.batches or sweep.BATCHES, flags.precision or ("fp32",), peer)
 
 

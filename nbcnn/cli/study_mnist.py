@@ -1,4 +1,4 @@
-"""`study mnist` trains the classifier over several seeds, fused and unfused, and times its training step beside PyTorch's CUDA graph."""
+"""`study mnist` trains the classifier over several seeds, fused, unfused and by its twin in PyTorch, and times its training step beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ SETS = ("mnist", "fashion-mnist", "digits")
 
 
 def parser() -> Parser:
-    made = Parser("python -m nbcnn study mnist", "Train the MNIST classifier over several seeds; time its step beside PyTorch's.", EXAMPLES)
+    made = Parser(
+        "python -m nbcnn study mnist", "Train the MNIST classifier and its twin in PyTorch over several seeds; time the step of both.", EXAMPLES
+    )
     group = made.add_argument_group("data")
     flag(group, "--dataset", one_of(*SETS), "labelled images", "mnist")
     flag(group, "--data-dir", paths.DATA_TEXT, "folder with the data set's files", "data", metavar="DIR")
@@ -35,7 +37,7 @@ def parser() -> Parser:
     flag(group, "--seeds", count(1), "runs of each form", 5)
     flag(group, "--epochs", count(1), "passes over the training images", 10)
     flag(group, "--forms", one_of("both", "fused", "unfused"), "with fused layers, without, or both", "both")
-    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch's step too", "torch where it is installed")
+    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch's trainings and step too", "torch where it is installed")
     results_flags(made.add_argument_group("output"))
     return made
 
@@ -71,7 +73,10 @@ def _measure(flags: SimpleNamespace) -> int:
             rows.append(mnist.steps(data, way))
     if flags.peer != "none" and row.device == "gpu":
         if peers.available():
-            rows += mnist.torch_steps(data)
+            for seed in range(flags.seeds or 5):
+                rows.append(mnist.torch_train(data, seed, flags.epochs or 10, flags.norm or "s0"))
+                to_stderr(f"{rows[-1]['form']}, seed {seed}: {rows[-1]['accuracy']:.2%}")
+            rows += mnist.torch_steps(data, flags.norm or "s0")
         else:
             to_stderr(peers.MISSING)
     if flags.save:

@@ -8,7 +8,9 @@ import time
 import pytest
 
 from nbcnn import __main__
-from nbcnn.lab.measure import dram, fresh, ncu, steady
+from nbcnn.lab.measure import dram, fresh, ncu, schema, steady
+from nbcnn.lab.measure.op import Choice
+from nbcnn.lab.report import sections
 from nbcnn.lab.studies import warmup, warmup_costs, warmup_report
 
 TIMING = {"least": 0.9, "most": 1.2, "count": 20}
@@ -46,6 +48,37 @@ def made(alone=5.0, rotating=1.0, low_clock=345.0, written=(0.1, 0.2, 1.0)):
             {"cache": c, "iterations": n, "dram_read": 2e6 * n, "dram_written": part * 1e6 * n, "kernel_ms": 0.98 * n} for c, n, part in counted
         ],
     }
+
+
+def beside(found, alone):
+    """The study with PyTorch's form beside it, which takes as long when warm and `alone` times as long behind a rest."""
+    peer = made(alone=alone - 1)
+    return found | {"peer": {"form": "torch eager", "curve": peer["curve"], "cold": peer["cold"], "settled": peer["settled"]}}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        (6.0, 8.0, "falls by 8.00 times, ours by 6.00: both get faster, whoever wrote the kernel"),
+        (1.0, 1.0, "neither gets faster"),
+        (1.0, 3.0, "only PyTorch’s gets faster"),
+        (3.0, 1.0, "only ours gets faster"),
+    ],
+)
+def test_the_answer_says_whether_pytorch_gets_faster_too(tmp_path, ours, theirs, said):
+    found = beside(made(alone=ours - 1), theirs)
+    assert said in " ".join(warmup_report.answer(found))
+    assert "PyTorch" not in " ".join(warmup_report.answer(made()))
+    assert sections.warmup(found).head[4:] == (
+        "torch eager: after 5 s of rest",
+        "torch eager: warm, same operands",
+        "torch eager: warm, rotating operands",
+    )
+    assert sections.warmup(found).rows[0][4:] == (f"{theirs * 1e3:,.1f}", "1,000.00", "1,000.00")
+    assert any(line.split() == ["1", f"{theirs * 1e3:.1f}", "1000.00", "1000.00"] for line in warmup_report.text(found))
+    warmup_report.chart(found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    schema.fits([found], schema.KINDS["warmup"][1], "rows")
 
 
 def test_the_answer_follows_from_the_figures():
@@ -136,6 +169,13 @@ def test_the_study_runs_on_the_numpy_path(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(fresh, "study", lambda *asked: None)
     assert __main__.main([*argv, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)[0]["cold"]) == 3
+    said = []
+    monkeypatch.setattr(warmup, "_torch", lambda made, asked, say: warmup.Forms(made.work("hot"), made.work("rotate"), made.work("hot", graph=True)))
+    found = warmup.study(Choice("cpu"), "relu_fprop", "2,3,4,4", sleep=0.0, peer=True, say=said.append)
+    schema.fits([found], schema.KINDS["warmup"][1], "rows")
+    assert [row["iterations"] for row in found["peer"]["settled"]] == [row["iterations"] for row in found["settled"]] == [1, 2, 4]
+    assert len([line for line in said if "three times" in line]) == 6
+    assert "PyTorch's form, in the same rests and bursts" in " ".join(warmup_report.answer(found))
 
 
 def test_kernels_are_added_up_in_the_order_of_the_calls():

@@ -15,6 +15,7 @@ import samples
 from scripts import exits
 
 from nbcnn.cli import study, study_fusion
+from nbcnn.datasets import Dataset
 from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.measure import caches, fusion, results, schema, steady
 from nbcnn.lab.measure.clocks import Reading, Watch
@@ -23,6 +24,7 @@ from nbcnn.lab.peers import torch_step as peers
 from nbcnn.lab.report import readme_fusion
 from nbcnn.lab.studies import fusion_cases, fusion_sweep, heatmaps, mnist
 from nbcnn.run.net import Net
+from nbcnn.run.rows import choose_mode
 
 
 def row(case: str, variant: str, launch: str, us: float) -> dict:
@@ -155,6 +157,8 @@ def test_an_unknown_study_and_a_flag_of_another(capsys):
     assert "did you mean gemm" in capsys.readouterr().err
     assert study.main(["gemm", "--norms", "s0"]) == 2
     assert "--norms belongs to study evonorm" in capsys.readouterr().err
+    assert study.main(["evonorm", "--filters", "32"]) == 2
+    assert "add --forms conv" in capsys.readouterr().err
     assert exits(study.main, ["--help"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in study.STUDIES)
@@ -170,6 +174,8 @@ def test_shapes_are_products():
     assert study_fusion.sizes("128x64x32,8×8×8") == ((128, 64, 32), (8, 8, 8))
     flags = study_fusion.parser("evonorm").parse_args(["--paths", "fwd", "--forms", "alone,conv"])
     assert study_fusion.section("evonorm", flags) == "fusion-evonorm-fwd-alone-conv"
+    flags = study_fusion.parser("evonorm").parse_args(["--filters", "32", "--forms", "conv", "--paths", "fwd"])
+    assert study_fusion.section("evonorm", flags) == "fusion-evonorm-fwd-conv-32"
     with pytest.raises(SystemExit) as left:
         study_fusion.parser("gemm").parse_args(["--shapes", "128x64"])
     assert left.value.code == 2
@@ -200,8 +206,48 @@ def test_the_classifier_over_seeds_on_a_cpu(capsys):
     schema.fits(rows, schema.KINDS["mnist"][1], "rows")
     (run,) = rows
     assert (run["data"], run["form"], run["epochs"], run["mode"]) == ("digits", "fused", 1, "cpu")
-    assert 0 <= run["accuracy"] <= 1
+    assert all(0 <= run[name] <= 1 for name in ("accuracy", "train_accuracy"))
+    assert (run["first_accuracy"], run["first_train_accuracy"]) == (run["accuracy"], run["train_accuracy"])  # the first epoch is the last
     assert run["epoch_ms"]["count"] == 1
+    assert run["first_epoch_ms"] == pytest.approx(run["epoch_ms"]["median"])
+
+
+def quadrants(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images of 8×8 of which one quarter is bright, and which quarter it is."""
+    rng = np.random.default_rng(count)
+    labels = rng.integers(0, 4, count).astype(np.int32)
+    images = rng.integers(0, 60, (count, 1, 8, 8)).astype(np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        row, column = 4 * (label // 2), 4 * (label % 2)
+        image[0, row : row + 4, column : column + 4] += 150
+    return images, labels
+
+
+def test_the_twin_learns_as_ours_does():
+    """Three epochs with a smaller last batch: a step counts once, the rate falls to the last of the schedule, and both classify all images."""
+    pytest.importorskip("torch")
+    (images, labels), (others, right) = quadrants(300), quadrants(100)
+    data = Dataset("quadrants", "made here", images, labels, others, right, ("a", "b", "c", "d"))
+    theirs = mnist.torch_train(data, 0, 3, device="cpu")
+    ours = mnist.train(data, mnist.Way(choose_mode("cpu", None)), 0, 3)
+    schema.fits([theirs, ours], schema.KINDS["mnist"][1], "rows")
+    assert theirs.keys() == ours.keys() - {"mode"}
+    assert theirs["train_accuracy"] > theirs["first_train_accuracy"] - 0.05
+    assert min(theirs["accuracy"], ours["accuracy"]) > 0.9
+
+    from nbcnn.lab.peers.mnist import Twin
+
+    twin = Twin(data, mnist.BATCH, mnist.RATE, 1, norm="s0", precision="fp32", device="cpu")
+    twin.epoch()
+    assert (int(twin.taken), int(twin.at)) == (3, 300)
+    assert float(twin.rate) == pytest.approx(float(twin.rates[-1]))
+    assert sum(each.numel() for each in twin.net.parameters()) == session_parameters(data)
+
+
+def session_parameters(data: Dataset) -> int:
+    """Parameters of our classifier of `data`."""
+    net = mnist.session_of(data, mnist.Way(choose_mode("cpu", None)), 0, 1).net
+    return sum(array.size for array in net.params.as_dict().values())
 
 
 def test_seeds_and_steps_in_words():
@@ -211,6 +257,9 @@ def test_seeds_and_steps_in_words():
             "form": f,
             "seed": s,
             "accuracy": a,
+            "train_accuracy": 0.998,
+            "first_accuracy": 0.981,
+            "first_train_accuracy": 0.963,
             "epoch_ms": {"median": 100.0},
             "data": "mnist",
             "mode": "cudacore",
@@ -222,6 +271,7 @@ def test_seeds_and_steps_in_words():
     steps = [mnist.step_row("nbcnn cudacore fp32 fused", [0.1] * 5), mnist.step_row("PyTorch fp32, as a graph", [0.25] * 5)]
     text = "\n".join(mnist.summary([*runs, *steps]))
     assert "mean 99.10%, least 99.00%; 0.100 s per epoch" in text
+    assert "behind epoch 1: 96.30% of the training images, 98.10% of the test images; in the end 99.80% of the training images" in text
     assert "2.50×" in text
 
 
@@ -230,6 +280,7 @@ def measured(tmp_path, monkeypatch):
     """Results of the fusion study in place of the kept ones."""
     sections = {f"fusion-{name}-part": samples.fusion_study(name) for name in readme_fusion.TITLES}
     sections["fusion-evonorm-fwd-conv"] = samples.conv_evonorm()
+    sections["fusion-evonorm-fwd-conv-32"] = samples.conv_evonorm(" 64→32")
     samples.saved(tmp_path, sections | {"mnist-cudacore-fp32": samples.classifier()})
     monkeypatch.setattr(results, "RESULTS", tmp_path)
 
@@ -238,6 +289,16 @@ def test_tables_stand_empty_until_measured(tmp_path, monkeypatch):
     samples.saved(tmp_path, {"other": [{}]})
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     assert {table() for table in readme_fusion.TABLES.values()} == {""}
+    readme_fusion.charts(tmp_path)
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_the_products_have_their_heat_maps(measured, tmp_path):
+    readme_fusion.charts(tmp_path)
+    assert tuple(readme_fusion.HEATMAPS) == tuple(heatmaps.METRICS)
+    for name in readme_fusion.HEATMAPS.values():
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+        assert f"/{name})" in readme_fusion.products()
 
 
 def test_tables_hold_what_was_measured(measured):
@@ -247,6 +308,8 @@ def test_tables_hold_what_was_measured(measured):
     assert readme_fusion.CONV not in made["fusion_evonorm"]
     assert "| S0 64 | bf16 | 20.0 | 10.0 | 33.0 | 22.0 | 19.0 | 0.20 | -0.10 | 1.50× |" in made["conv_evonorm"]
     assert "| S0 64 | fp32 |" in made["conv_evonorm"]
+    assert "S0 64 64→32" not in made["conv_evonorm"]
+    assert "| S0 conv+fwd 64 64→32 | 22.0 | 19.0 | 33.0 | 20.0 | 10.0 |" in made["published_evonorm"]
     assert "| second | 100.0 | 200.0 | 20.0 | 5.00× |" in made["fusion_gemm"]
-    assert "| cudacore fp32, fused | 2 | 99.10 % | 99.00 % | 0.200 s |" in made["mnist"]
+    assert "| cudacore fp32, fused | 2 | 96.30 % | 98.10 % | 99.80 % | 99.10 % | 99.00 % | 0.250 s | 0.200 s |" in made["mnist"]
     assert "nbcnn cudacore fp32 fused 400 µs, PyTorch fp32 1,000 µs" in made["mnist"]

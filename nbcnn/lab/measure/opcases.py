@@ -161,8 +161,7 @@ def problem(name: str | Op, shape: str | None = None) -> Problem:
         if op == Op("gather"):
             return Problem(op, _first(gather.cases((n, c, h, w)), op), None)
         if op in NORMS:
-            groups = GROUPS if c % GROUPS == 0 else c
-            return Problem(op, _first(norm_cases((((min(n, NORM_IMAGES), c, h, w), groups, "normal"),)), op), n)
+            return Problem(op, _first(norm_cases((((min(n, NORM_IMAGES), c, h, w), groups_of(c), "normal"),)), op), n)
         if op.kind == "flatten":
             return Problem(op, _first(flatten.cases(((n, c, h, w),)), op), None)
         few = ((min(n, PARITY_IMAGES), c, h, w),)
@@ -197,13 +196,18 @@ def series_problem(name: str | Op, shape: tuple[int, int, int, int], padding: st
 def _conv(op: Op, shape: ConvShape) -> Problem:
     few = replace(shape, N=min(shape.N, PARITY_IMAGES))
     if op in CONV_NORMS:
-        return Problem(op, _first(conv_norm_cases(((few, GROUPS if few.K % GROUPS == 0 else few.K),)), op), shape.N)
+        return Problem(op, _first(conv_norm_cases(((few, groups_of(few.K)),)), op), shape.N)
     made = up_cases(few) if op.kind == "upconv" else chain(conv_cases(few), relu_cases(few), pooled_cases(few))
     return Problem(op, _first(made, op), shape.N)
 
 
 def _first(cases: Iterator[Case], op: Op) -> Case:
     return next(case for case in cases if case.op == op)
+
+
+def groups_of(channels: int) -> int:
+    """Groups of an EvoNorm-S0 of so many channels: 32, or one for each channel where 32 does not divide them."""
+    return GROUPS if channels % GROUPS == 0 else channels
 
 
 def _numbers(shape: str, kind: str) -> tuple[int, ...]:

@@ -297,8 +297,8 @@ KINDS: dict[str, tuple[str, Any]] = {
         ],
     ),
     "warmup": (
-        "why a kernel measured alone looks slow; `fresh`: the first calls of fresh processes",
-        [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}], "fresh?": ({}, None)}],
+        "why a kernel measured alone looks slow; `fresh`: the first calls of fresh processes; `peer`: PyTorch's form in the same rests and bursts",
+        [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}], "fresh?": ({}, None), "peer?": ({}, None)}],
     ),
     "fusion": (
         "small works and fused kernels beside PyTorch and Triton, as called and as a replayed graph",
@@ -322,7 +322,8 @@ KINDS: dict[str, tuple[str, Any]] = {
         ],
     ),
     "mnist": (
-        "the classifier over several seeds, fused and unfused, and its training step beside PyTorch's",
+        "the classifier over several seeds, fused, unfused and by PyTorch, and its training step; accuracies of test and training images behind the"
+        " first epoch and the last",
         [
             {
                 "what": str,
@@ -334,6 +335,10 @@ KINDS: dict[str, tuple[str, Any]] = {
                 "norm?": str,
                 "data?": str,
                 "accuracy?": float,
+                "train_accuracy?": float,
+                "first_accuracy?": float,
+                "first_train_accuracy?": float,
+                "first_epoch_ms?": float,
                 "epoch_ms?": TIMING,
                 "batch?": int,
                 "step_ms?": TIMING,

@@ -33,7 +33,7 @@ from nbcnn.lab.report import readme_laboratory as laboratory
 from nbcnn.lab.report import readme_series as series
 from nbcnn.lab.report import readme_tensorcore as tensorcore
 from nbcnn.lab.report.stamp import stamp
-from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, named, section
+from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
 from nbcnn.lab.studies.ladder import chart as rung_chart
 from nbcnn.lab.studies.nets import mib
 
@@ -170,8 +170,9 @@ LADDER = f"ladder-{front.BATCH}"
 
 def pictures() -> dict[str, str]:
     """The pictures beside the results files, and the section that each is drawn from."""
-    found = {"ladder.png": LADDER, "precisions.png": "quality-precisions", laboratory.ROOFLINE: named("roofline")[-1], laboratory.WARMUP: "warmup"}
-    return {name: of for name, of in (found | {series.CHART: series.SECTION}).items() if measured(GPU, of)}
+    found = {"ladder.png": LADDER, "precisions.png": "quality-precisions", laboratory.WARMUP: "warmup", series.CHART: series.SECTION}
+    found |= {laboratory.ROOFLINE: laboratory.rooflines()[-1]} | dict.fromkeys(fusion.HEATMAPS.values(), fusion.PRODUCTS)
+    return {name: of for name, of in found.items() if measured(GPU, of)}
 
 
 def main() -> int:
@@ -186,6 +187,7 @@ def main() -> int:
     tensorcore.chart(RESULTS / "precisions.png")
     laboratory.charts(RESULTS)
     series.charts(RESULTS)
+    fusion.charts(RESULTS)
     for name, of in pictures().items():
         stamp(RESULTS / name, section(GPU, of)[0])
     return 0

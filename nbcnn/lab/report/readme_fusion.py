@@ -6,6 +6,7 @@ Each is a whole paragraph with its title, and empty as long as it was not measur
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nbcnn.lab.report import sections
@@ -19,18 +20,22 @@ TITLES = {
 }
 
 
-CONV = "conv+"
-"""In the names of cases that are a norm behind a convolution."""
+PRODUCTS = "fusion-gemm"
+HEATMAPS = {metric: f"gemm-{metric}.png" for metric in ("latency", "memory", "throughput", "efficiency")}
+"""The pictures of the matrix products, by what they show."""
+_PICTURES = "../../nbcnn/lab/results"
+CONV, NARROW = "conv+", "→"
+"""In the names of cases that are a norm behind a convolution, and of those whose convolution makes another number of channels."""
 
 
-def replayed(name: str, behind_conv: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A study's replayed rows, of a norm behind a convolution or of everything else, and where they were measured."""
+def replayed(name: str, *has: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A study's replayed rows whose cases' names have `has` and no other of `CONV` and `NARROW`, and where they were measured."""
     shown: list[dict[str, Any]] = []
     where: list[dict[str, Any]] = []
     for one in named("fusion"):
         if f"{one}-".startswith(f"fusion-{name}-"):
             rows, environment = section(GPU, one)
-            if of_these := [row for row in rows if row["launch"] == "graph" and (CONV in row["case"]) is behind_conv]:
+            if of_these := [row for row in rows if row["launch"] == "graph" and all((it in row["case"]) is (it in has) for it in (CONV, NARROW))]:
                 shown, where = shown + of_these, [*where, environment]
     return shown, where
 
@@ -47,7 +52,7 @@ def study(name: str) -> str:
 
 def conv_evonorm() -> str:
     """A convolution with its norm: the parts, one after the other, in one; and what the norm adds to the convolution, beside its own kernel."""
-    shown, environments = replayed("evonorm", behind_conv=True)
+    shown, environments = replayed("evonorm", CONV)
     # "B0 conv+fwd 64 bf16"; fp32 is not said.
     order = sorted({row["case"]: row["precision"] for row in shown}.items(), key=lambda one: (one[1], one[0][:2], int(one[0].split()[2])))
     lines = []
@@ -68,6 +73,15 @@ def conv_evonorm() -> str:
     return f"{title}\n\n" + markdown((*head, *ratios), lines) + footer(*environments)
 
 
+def published_evonorm() -> str:
+    """A convolution from 64 to 32 channels with its norm, at the presentation's own shapes, beside PyTorch and Triton."""
+    shown, environments = replayed("evonorm", CONV, NARROW)
+    if not shown:
+        return ""
+    title = "**EvoNorm behind a convolution, beside PyTorch and Triton** (3×3, 64→32, images of 28×28, fp32; µs per call, replayed as a CUDA graph):"
+    return f"{title}\n\n" + sections.cases("conv and norm", shown).markdown() + footer(*environments)
+
+
 def mnist() -> str:
     """The classifier by seed, and its training step."""
     names = named("mnist")
@@ -76,13 +90,39 @@ def mnist() -> str:
     found = [section(GPU, name) for name in names]
     steps = [f"{row['form']} {row['step_ms']['median'] * 1e3:,.0f} µs" for rows, _ in found for row in rows if row["what"] == "step"]
     run = next(row for row in found[0][0] if row["what"] == "train")
-    title = f"**MNIST classifier**, {run['epochs']} epochs of batch 128 (test accuracy; an epoch's training alone):\n\n"
-    table = joined([sections.mnist(rows) for rows, _ in found]).without("epochs").markdown()
+    title = (
+        f"**MNIST classifier**, {run['epochs']} epochs of batch 128 (shares of images that are classified rightly; an epoch's training alone):\n\n"
+    )
+    table = joined([sections.mnist(rows) for rows, _ in found]).without("epochs").filled().markdown()
     return title + table + "\n\nOne training step, replayed: " + ", ".join(dict.fromkeys(steps)) + "." + footer(found[-1][1])
+
+
+def products() -> str:
+    """The matrix products with their heat maps: latency, memory, throughput, efficiency."""
+    if not (table := study("gemm")):
+        return ""
+    shown = [f"![{metric} of matrix products, ours and cuBLAS’s]({_PICTURES}/{name})" for metric, name in HEATMAPS.items()]
+    words = "Heat maps of the same products; the right half of each is the ratio to cuBLAS in fp32:"
+    return f"{table}\n{words}\n\n" + "\n\n".join(shown) + "\n"
+
+
+def charts(folder: Path) -> None:
+    """The heat maps of the matrix products, of what was measured."""
+    from nbcnn.lab.studies import heatmaps
+
+    rows, _ = replayed("gemm")
+    for metric, name in HEATMAPS.items() if rows else ():
+        heatmaps.picture(folder / name, rows, metric, "graph")
 
 
 def _table(name: str) -> Callable[[], str]:
     return lambda: study(name)
 
 
-TABLES: dict[str, Callable[[], str]] = {**{f"fusion_{name}": _table(name) for name in TITLES}, "conv_evonorm": conv_evonorm, "mnist": mnist}
+TABLES: dict[str, Callable[[], str]] = {
+    **{f"fusion_{name}": _table(name) for name in TITLES},
+    "fusion_gemm": products,
+    "conv_evonorm": conv_evonorm,
+    "published_evonorm": published_evonorm,
+    "mnist": mnist,
+}

@@ -306,13 +306,20 @@ def selftest(rows: Sequence[Row]) -> Table:
 
 
 def warmup(found: Row) -> Table:
-    """Calls after a rest, and warm ones on the same and on rotating operands."""
-    head = ("calls between two events", f"after {found['sleep']:g} s of rest", "warm, same operands", "warm, rotating operands")
-    lines = (
-        (f"{cold['iterations']:,}", f"{_middle(cold['ms']) * 1e3:,.1f}", *(_micro(warm[data], ",.2f") for data in ("hot", "rotate")))
-        for cold, warm in zip(found["cold"], found["settled"], strict=True)
-    )
+    """Calls after a rest, and warm ones on the same and on rotating operands; PyTorch's behind ours."""
+    head: tuple[str, ...] = ("calls between two events", f"after {found['sleep']:g} s of rest", "warm, same operands", "warm, rotating operands")
+    lines = [(f"{row['iterations']:,}", *cells) for row, cells in zip(found["cold"], _bursts(found), strict=True)]
+    if peer := found.get("peer"):
+        head += tuple(f"{peer['form']}: {name}" for name in head[1:])
+        lines = [(*line, *cells) for line, cells in zip(lines, _bursts(peer), strict=True)]
     return Table(head, tuple(lines))
+
+
+def _bursts(found: Row) -> list[tuple[str, ...]]:
+    return [
+        (f"{_middle(cold['ms']) * 1e3:,.1f}", *(_micro(warm[data], ",.2f") for data in ("hot", "rotate")))
+        for cold, warm in zip(found["cold"], found["settled"], strict=True)
+    ]
 
 
 def roofline(found: Row) -> Table:
@@ -434,16 +441,22 @@ def is_products(rows: Sequence[Row]) -> bool:
 
 
 def mnist(rows: Sequence[Row]) -> Table:
-    """The classifier, a row for each way to train it."""
+    """The classifier, a row for each way to train it; means over the seeds."""
     lines = []
     for form in dict.fromkeys(row["form"] for row in rows if row["what"] == "train"):
         runs = [row for row in rows if row["what"] == "train" and row["form"] == form]
         found = [100 * row["accuracy"] for row in runs]
-        way = " ".join(runs[0][name] for name in ("mode", "precision") if name in runs[0])
+        way = f"{runs[0]['mode']} {runs[0]['precision']}, {form}" if "mode" in runs[0] else f"{form}, {runs[0]['precision']}"
         seconds = _middle([row["epoch_ms"]["median"] / 1e3 for row in runs])
-        cells = (str(len(runs)), str(runs[0]["epochs"]), f"{mean(found):.2f} %", f"{min(found):.2f} %", f"{seconds:.3f} s")
-        lines.append((f"{way}, {form}" if way else form, *cells))
-    return Table(("how", "seeds", "epochs", "mean", "least", "an epoch"), tuple(lines))
+        more = [
+            f"{100 * mean(row[name] for row in runs):.2f} %" if name in runs[0] else ""
+            for name in ("first_train_accuracy", "first_accuracy", "train_accuracy")
+        ]
+        first = f"{_middle([row['first_epoch_ms'] / 1e3 for row in runs]):.3f} s" if "first_epoch_ms" in runs[0] else ""
+        cells = (str(len(runs)), str(runs[0]["epochs"]), *more, f"{mean(found):.2f} %", f"{min(found):.2f} %", first, f"{seconds:.3f} s")
+        lines.append((way, *cells))
+    after = ("epoch 1: training images", "epoch 1: test images", "at the end: training images")
+    return Table(("how", "seeds", "epochs", *after, "test images, mean", "least", "first epoch", "an epoch"), tuple(lines))
 
 
 def trainings(rows: Sequence[Row]) -> Table:

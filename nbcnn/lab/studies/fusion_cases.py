@@ -144,13 +144,17 @@ def norms(
     batches: Sequence[int],
     peer: bool,
     precisions: Sequence[str] = ("fp32",),
+    filters: int = IMAGE[0],
 ) -> Iterator[Case]:
-    """EvoNorm alone or behind a 3×3 convolution of 64 channels; `paths` "fwd", "bwd"; `forms` "alone", "conv".
+    """EvoNorm alone or behind a 3×3 convolution from 64 channels to `filters`; `paths` "fwd", "bwd"; `forms` "alone", "conv".
 
-    Precisions other than fp32 are those of the convolution's forward pass, and have no peers.
+    Precisions other than fp32 are those of the convolution's forward pass, and have no peers. The norm alone is of 64 channels.
     """
+    narrow = "" if filters == IMAGE[0] else f" {IMAGE[0]}→{filters}"
     if "conv" in forms and "fwd" in paths:
-        yield from (_conv_forward(kind, batch, precision) for precision in precisions if precision != "fp32" for kind in kinds for batch in batches)
+        for precision in precisions:
+            if precision != "fp32":
+                yield from (_conv_forward(kind, batch, precision, filters, narrow) for kind in kinds for batch in batches)
     if "fp32" not in precisions:
         return
     missing = () if not peer or has_triton() else (TRITON_MISSING,)
@@ -158,30 +162,31 @@ def norms(
         for kind in kinds:
             for path in paths:
                 for batch in batches:
-                    name = f"{kind.upper()} {'conv+' if form == 'conv' else ''}{path} {batch}"
+                    name = f"{kind.upper()} {'conv+' if form == 'conv' else ''}{path} {batch}{narrow}"
                     make = {"fwd": _forward, "bwd": _backward}[path]
-                    variants, flops = make(kind, form, batch, peer)
-                    image = 4 * batch * int(np.prod(IMAGE))
-                    moved = (2 if path == "fwd" else 3) * image if form == "alone" else (3 if path == "fwd" else 5) * image
+                    variants, flops = make(kind, form, batch, peer, filters)
+                    image, made = (4 * batch * channels * IMAGE[1] * IMAGE[2] for channels in (IMAGE[0], filters))
+                    # Alone: x, y; dy, x, dx. With the convolution: its input and what it makes, y; dy, what it made, that one's gradient, x, dx.
+                    moved = (2 if path == "fwd" else 3) * image if form == "alone" else image + 2 * made if path == "fwd" else 2 * image + 3 * made
                     yield Case(name, flops, moved, batch, "image", tuple(variants), missing, FEWEST_OF_CONV)
 
 
-def _conv_forward(kind: str, batch: int, precision: str) -> Case:
+def _conv_forward(kind: str, batch: int, precision: str, filters: int, narrow: str) -> Case:
     """A convolution and its norm on tensor cores."""
-    variants, flops, _ = _conv_norm_forms(kind, batch, precision)
-    image = (2 if precision == "bf16" else 4) * batch * int(np.prod(IMAGE))
-    return Case(f"{kind.upper()} conv+fwd {batch} {precision}", flops, 3 * image, batch, "image", tuple(variants))
+    variants, flops, _ = _conv_norm_forms(kind, batch, precision, filters)
+    moved = (2 if precision == "bf16" else 4) * batch * (IMAGE[0] + 2 * filters) * IMAGE[1] * IMAGE[2]
+    return Case(f"{kind.upper()} conv+fwd {batch}{narrow} {precision}", flops, moved, batch, "image", tuple(variants))
 
 
-def _conv_norm_forms(kind: str, batch: int, precision: str) -> tuple[list[Variant], int, tuple[Prepared, opcases.Problem]]:
+def _conv_norm_forms(kind: str, batch: int, precision: str, filters: int) -> tuple[list[Variant], int, tuple[Prepared, opcases.Problem]]:
     """Fused in training and in inference, unfused, and its parts; flops; the fused op."""
-    shape, norm_kind = (batch, *IMAGE, IMAGE[0]), f"evonorm_{kind}"
+    shape, norm_kind = (batch, *IMAGE, filters), f"evonorm_{kind}"
 
     def made(op: Op, of: Sequence[int]) -> tuple[Prepared, opcases.Problem]:
         return _made(op, of, MODE[precision], precision)
 
     fused = made(Op("conv", "fprop", after=(Norm(norm_kind),)), shape)
-    conv, norm = made(Op("conv", "fprop"), shape)[0], made(Op(norm_kind, "fprop"), (batch, *IMAGE))[0]
+    conv, norm = made(Op("conv", "fprop"), shape)[0], made(Op(norm_kind, "fprop"), (batch, filters, *IMAGE[1:]))[0]
     variants = [
         ours("nbcnn fused", fused[0]),
         ours("nbcnn fused, inference", made(Op("conv", "infer", after=(Norm(norm_kind),)), shape)[0]),
@@ -192,7 +197,7 @@ def _conv_norm_forms(kind: str, batch: int, precision: str) -> tuple[list[Varian
     return variants, step_flops(conv.step), fused
 
 
-def _forward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant], int]:
+def _forward(kind: str, form: str, batch: int, peer: bool, filters: int) -> tuple[list[Variant], int]:
     op = Op(f"evonorm_{kind}", "fprop")
     if form == "alone":
         made, problem = _made(op, (batch, *IMAGE), "naive")
@@ -200,24 +205,25 @@ def _forward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant
         if peer:
             variants += _torch_forms(made, problem, _norm(kind), _norm_operands, _triton_norm(kind))
         return variants, 0
-    variants, flops, fused = _conv_norm_forms(kind, batch, "fp32")
+    variants, flops, fused = _conv_norm_forms(kind, batch, "fp32", filters)
     if peer:
-        variants += _torch_forms(*fused, _conv_norm(kind), _conv_operands)
+        triton = {f"cuDNN, {label}": _behind_conv(norm) for label, norm in _triton_norm(kind, filters).items()}
+        variants += _torch_forms(*fused, _behind_conv(_norm(kind, filters)), _conv_operands, triton)
     return variants, flops
 
 
-def _backward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant], int]:
+def _backward(kind: str, form: str, batch: int, peer: bool, filters: int) -> tuple[list[Variant], int]:
     op = Op(f"evonorm_{kind}", "grads")
     if form == "alone":
         made, problem = _made(op, (batch, *IMAGE), "naive")
         variants = [ours("nbcnn NCHW", made), ours("nbcnn NHWC", _made(op, (batch, *IMAGE))[0])]
         return variants + (_differences(made, problem, _norm(kind), _grads_operands) if peer else []), 0
-    shape = (batch, *IMAGE, IMAGE[0])
-    norm, wgrad, dgrad = (_made(name, s)[0] for name, s in ((op, (batch, *IMAGE)), (Op("conv", "wgrad"), shape), (Op("conv", "dgrad"), shape)))
+    shape, behind = (batch, *IMAGE, filters), (batch, filters, *IMAGE[1:])
+    norm, wgrad, dgrad = (_made(name, s)[0] for name, s in ((op, behind), (Op("conv", "wgrad"), shape), (Op("conv", "dgrad"), shape)))
     problem = opcases.problem("conv_wgrad", ",".join(map(str, shape)))
     variants = [chained("nbcnn unfused", [(norm, {}), (wgrad, {1: 0}), (dgrad, {0: 0})])]
     if peer:
-        variants += _differences(norm, problem, _conv_norm(kind), _conv_grads_operands, check=False)
+        variants += _differences(norm, problem, _behind_conv(_norm(kind, filters)), _conv_grads_operands, check=False)
     return variants, 2 * step_flops(wgrad.step)
 
 
@@ -245,24 +251,23 @@ def _differences(made: Prepared, problem: opcases.Problem, function: Any, arrays
     return variants
 
 
-def _norm(kind: str) -> Callable[..., Any]:
+def _norm(kind: str, channels: int = IMAGE[0]) -> Callable[..., Any]:
     from nbcnn.lab.peers import fusion as fusion_peers
 
-    return fusion_peers.torch_norm(kind, EPS[kind])
+    return fusion_peers.torch_norm(kind, EPS[kind], opcases.groups_of(channels))
 
 
-def _triton_norm(kind: str) -> dict[str, Callable[..., Any]]:
+def _triton_norm(kind: str, channels: int = IMAGE[0]) -> dict[str, Callable[..., Any]]:
     if not has_triton():
         return {}
     from nbcnn.lab.peers import triton_kernels
 
-    return triton_kernels.norms(kind, EPS[kind], opcases.GROUPS)
+    return triton_kernels.norms(kind, EPS[kind], opcases.groups_of(channels))
 
 
-def _conv_norm(kind: str) -> Callable[..., Any]:
+def _behind_conv(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A convolution by PyTorch, which is cuDNN's, and the norm behind it."""
     import torch
-
-    norm = _norm(kind)
 
     def run(x: Any, w: Any, b: Any, v: Any, gamma: Any, beta: Any) -> Any:
         return norm(torch.nn.functional.conv2d(x, w, b, 1, 1), v, gamma, beta)

@@ -1,7 +1,8 @@
-"""This study, `study mnist`, trains the classifier over several seeds, fused and unfused, and times its training step beside PyTorch's.
+"""This study, `study mnist`, trains the classifier over several seeds, fused, unfused and by its twin in PyTorch, and times its training step.
 
 The recipe is train.py's for `mnist-cnn`: He init, batch 128, Adam at 0.001, cosine to zero. An epoch's time is the training alone, from its
-permutation to its last step, the smaller last batch included; accuracy is the share of the test images whose largest logit is right.
+permutation to its last step, the smaller last batch included; accuracy is the share of images whose largest logit is right, of the test images and
+of all training images, behind the first epoch and behind the last.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def session_of(data: Dataset, way: Way, seed: int, epochs: int) -> TrainingSessi
 
 
 def train(data: Dataset, way: Way, seed: int, epochs: int) -> dict[str, Any]:
-    """One run: accuracy after the last epoch, milliseconds of its epochs (the first warms up and does not count, unless it is the only one)."""
+    """One run: accuracies, milliseconds of its epochs (the first warms up and counts by itself, unless it is the only one)."""
     session = session_of(data, way, seed, epochs)
     net = session.net
 
@@ -71,18 +72,38 @@ def train(data: Dataset, way: Way, seed: int, epochs: int) -> dict[str, Any]:
         while session.steps_left:
             session.step()
 
-    spent = [wall_ms(partial(one, epoch), net.device.synchronize) for epoch in range(epochs)]
-    predicted = net.predict(data.test_images, 1000).argmax(1)
+    def accuracy(images: np.ndarray, labels: np.ndarray) -> float:
+        return float((net.predict(images, 1000).argmax(1) == labels).mean())
+
+    found = _run(data, epochs, one, net.device.synchronize, accuracy)
+    return {"form": way.form, "mode": net.mode, "precision": net.precision, "norm": way.norm, "seed": seed} | found
+
+
+def torch_train(data: Dataset, seed: int, epochs: int, norm: str = "s0", precision: str = "fp32", device: str = "cuda") -> dict[str, Any]:
+    """The same run by the twin in PyTorch."""
+    from nbcnn.lab.peers import mnist as twins
+
+    twin = twins.Twin(data, BATCH, RATE, epochs, norm=norm, precision=precision, seed=seed, device=device)
+    found = _run(data, epochs, lambda epoch: twin.epoch(), twin.wait, twin.accuracy)
+    return {"form": twins.FORM, "precision": precision, "norm": norm, "seed": seed} | found
+
+
+def _run(data: Dataset, epochs: int, one: Callable[[int], Any], wait: Callable[[], None], accuracy: Callable[..., float]) -> dict[str, Any]:
+    """Train by `one`, epoch by epoch: accuracies behind the first epoch and the last, and times."""
+    spent, right = [], []
+    for epoch in range(epochs):
+        spent.append(wall_ms(partial(one, epoch), wait))
+        if epoch in (0, epochs - 1):
+            right.append((accuracy(data.test_images, data.test_labels), accuracy(data.train_images, data.train_labels)))
     return {
         "what": "train",
         "data": data.name,
-        "mode": net.mode,
-        "precision": net.precision,
-        "norm": way.norm,
-        "form": way.form,
-        "seed": seed,
         "epochs": epochs,
-        "accuracy": float((predicted == data.test_labels).mean()),
+        "accuracy": right[-1][0],
+        "train_accuracy": right[-1][1],
+        "first_accuracy": right[0][0],
+        "first_train_accuracy": right[0][1],
+        "first_epoch_ms": spent[0],
         "epoch_ms": summarise(spent[1:] or spent).as_dict(),
     }
 
@@ -113,62 +134,14 @@ def step_row(form: str, milliseconds: list[float]) -> dict[str, Any]:
     return {"what": "step", "form": form, "batch": BATCH, "step_ms": summarise(milliseconds).as_dict()}
 
 
-def torch_steps(data: Dataset, precisions: tuple[str, ...] = ("fp32", "tf32")) -> Iterator[dict[str, Any]]:
+def torch_steps(data: Dataset, norm: str = "s0", precisions: tuple[str, ...] = ("fp32", "tf32")) -> Iterator[dict[str, Any]]:
     """The same step in PyTorch, captured as one CUDA graph: gather, forward, loss, backward, Adam (capturable, fused)."""
-    import torch
+    from nbcnn.lab.peers import mnist as twins
 
-    from nbcnn.lab.peers import torch_step as peers
-
-    images, labels = torch.from_numpy(data.train_images).cuda(), torch.from_numpy(data.train_labels).long().cuda()
     for precision in precisions:
-        peers._prepare(precision)
-        net = _module(data).cuda()
-        optimizer = torch.optim.Adam(net.parameters(), lr=RATE, fused=True, capturable=True)
-        order = torch.randperm(len(images), device="cuda")
-        at = torch.zeros((), dtype=torch.long, device="cuda")
-
-        def step(net: Any = net, optimizer: Any = optimizer, order: Any = order, at: Any = at) -> None:
-            chosen = order[(torch.arange(BATCH, device="cuda") + at) % len(images)]
-            x, y = images[chosen].float() / 255, labels[chosen]
-            optimizer.zero_grad(set_to_none=True)
-            torch.nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            at += BATCH
-
-        yield step_row(f"PyTorch {precision}, as a graph", _replayed(peers.captured(step)))
-
-
-def _replayed(replay: Callable[[], None]) -> list[float]:
-    import torch
-
-    for _ in range(20):
-        replay()
-    return _spent(replay, STEPS, torch.cuda.synchronize)
-
-
-def _module(data: Dataset) -> Any:
-    """The network in PyTorch's own operations, with its own first weights: only its time counts."""
-    import torch
-
-    from nbcnn.lab.peers.fusion import torch_norm
-
-    nn, (channels, height, width) = torch.nn, data.train_images.shape[1:]
-
-    class Norm(torch.nn.Module):
-        def __init__(self, filters: int) -> None:
-            super().__init__()
-            self.v, self.gamma = (torch.nn.Parameter(torch.ones(1, filters, 1, 1)) for _ in range(2))
-            self.beta = torch.nn.Parameter(torch.zeros(1, filters, 1, 1))
-            self.function = torch_norm("s0", 1e-5, filters // 2)
-
-        def forward(self, x: Any) -> Any:
-            return self.function(x, self.v, self.gamma, self.beta)
-
-    return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 3, padding=1), Norm(32), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3, padding=1), Norm(64), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 128), nn.ReLU(), nn.Linear(128, len(data.classes or ()))),
-    )
+        twin = twins.Twin(data, BATCH, RATE, 1, norm=norm, precision=precision)
+        count = min(STEPS, twin.whole)
+        yield step_row(f"PyTorch {precision}, as a graph", _spent(twin.step, count, twin.wait, twin.begin_epoch))
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
@@ -178,11 +151,14 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         runs = [row for row in rows if row["what"] == "train" and row["form"] == form]
         found = [row["accuracy"] for row in runs]
         seconds = [row["epoch_ms"]["median"] / 1e3 for row in runs]
+        way = f"{runs[0]['mode']} {runs[0]['precision']}, {form}" if "mode" in runs[0] else f"{form}, {runs[0]['precision']}"
         each = ", ".join(f"{accuracy:.2%}" for accuracy in found)
-        lines.append(
-            f"{runs[0]['data']}, {runs[0]['mode']} {runs[0]['precision']}, EvoNorm-{runs[0]['norm'].upper()}, {form}, {runs[0]['epochs']} epochs:"
-        )
+        lines.append(f"{runs[0]['data']}, {way}, EvoNorm-{runs[0]['norm'].upper()}, {runs[0]['epochs']} epochs:")
         lines.append(f"  accuracy by seed {each}; mean {mean(found):.2%}, least {min(found):.2%}; {np.median(seconds):.3f} s per epoch")
+        first, last, test = (mean(row[name] for row in runs) for name in ("first_train_accuracy", "train_accuracy", "first_accuracy"))
+        lines.append(
+            f"  behind epoch 1: {first:.2%} of the training images, {test:.2%} of the test images; in the end {last:.2%} of the training images"
+        )
     forms = [row for row in rows if row["what"] == "step"]
     for row in forms:
         ratio = row["step_ms"]["median"] / forms[0]["step_ms"]["median"]

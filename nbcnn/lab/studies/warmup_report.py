@@ -26,6 +26,11 @@ def text(found: dict[str, Any]) -> list[str]:
         rested, same, other = (ms * 1e3 for ms in (np.median(cold["ms"]), warm["hot"]["median"], warm["rotate"]["median"]))
         interval = f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
         lines.append(f"{cold['iterations']:>6}{rested:15.1f}{clock:>15}{same:17.2f}{other:15.2f}{interval:>24}")
+    if peer := found.get("peer"):
+        lines += ["", f"{peer['form']:>6}{'after a rest':>15}{'warm, same data':>17}{'rotating data':>15}"]
+        for cold, warm in zip(peer["cold"], peer["settled"], strict=True):
+            rested, same, other = (ms * 1e3 for ms in (np.median(cold["ms"]), warm["hot"]["median"], warm["rotate"]["median"]))
+            lines.append(f"{cold['iterations']:>{max(6, len(peer['form']))}}{rested:15.1f}{same:17.2f}{other:15.2f}")
     if found["dram"]:
         lines += ["", *dram.table(found["dram"], found["model"])]
     lines += ["", f"{'what a single call may cost beside itself':50}{'':>10}{'in warm calls':>15}  from"]
@@ -64,7 +69,30 @@ def answer(found: dict[str, Any]) -> list[str]:
     ratio, low, high = settled[2]["rotate_over_hot"]
     words = "the data's place matters" if low > 1.02 else "other data makes it no slower" if high < 1.02 else "the difference is within the noise"
     lines.append(f"On rotating instead of the same operands it took {ratio:.3f} times as long [{low:.3f}, {high:.3f}]: {words}.")
-    return lines + dram_answer(found)
+    return [*lines, *peer_answer(found), *dram_answer(found)]
+
+
+def peer_answer(found: dict[str, Any]) -> list[str]:
+    """Whether PyTorch's form gets faster with the number of calls as ours does; nothing where it was not measured."""
+    if not (peer := found.get("peer")):
+        return []
+    (ours, many), (theirs, their_many) = gain(found), gain(peer)
+    if min(ours, theirs) > DIFFERENT:
+        words = "both get faster, whoever wrote the kernel: what the first calls wait for is no part of it"
+    elif max(ours, theirs) <= DIFFERENT:
+        words = "neither gets faster"
+    else:
+        words = f"only {'ours' if ours > theirs else 'PyTorch’s'} gets faster"
+    return [
+        f"PyTorch's form, in the same rests and bursts, takes {their_many * 1e3:.1f} µs per call of {found['settled'][-1]['iterations']} warm ones,"
+        f" ours {many * 1e3:.1f}. From one call behind a rest to so many warm ones its time falls by {theirs:.2f} times, ours by {ours:.2f}: {words}."
+    ]
+
+
+def gain(found: dict[str, Any]) -> tuple[float, float]:
+    """How many times as long one call behind a rest takes as one of many warm ones, and milliseconds of the latter."""
+    many = float(found["settled"][-1]["hot"]["median"])
+    return float(np.median(found["cold"][0]["ms"])) / many, many
 
 
 def dram_answer(found: dict[str, Any]) -> list[str]:
@@ -101,7 +129,12 @@ def chart(found: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     at, low, middle, high = bands([(max(p["at"], 1e-5), p["ms"] * 1e3) for p in found["curve"]])
     axes[0].fill_between(at, low, high, color="#4063d8", alpha=0.25, linewidth=0)
-    axes[0].plot(at, middle, color="#4063d8")
+    axes[0].plot(at, middle, color="#4063d8", label=found["variant"])
+    peer = found.get("peer")
+    if peer:
+        at, _, middle, _ = bands([(max(p["at"], 1e-5), p["ms"] * 1e3) for p in peer["curve"]])
+        axes[0].plot(at, middle, color="#9558b2", label=peer["form"])
+        axes[0].legend(frameon=False)
     axes[0].set(xscale="log", xlabel="seconds since the first launch after a rest", ylabel="µs per call, one replayed at a time", ylim=(0, None))
     if found["warm"]["steady"]:
         axes[0].axvline(found["warm"]["seconds"], color="#999999", linestyle=":")
@@ -117,6 +150,11 @@ def chart(found: dict[str, Any], path: Path) -> None:
     axes[1].plot(calls, [float(np.median(c)) for c in cold], "o-", color="#cb3c33", label=f"after {found['sleep']:g} s of rest")
     axes[1].fill_between(calls, [w["least"] * 1e3 for w in warm], [w["most"] * 1e3 for w in warm], color="#389826", alpha=0.2, linewidth=0)
     axes[1].plot(calls, [w["median"] * 1e3 for w in warm], "o-", color="#389826", label="warm")
+    if peer:
+        axes[1].plot(
+            calls, [float(np.median(row["ms"])) * 1e3 for row in peer["cold"]], "x--", color="#9558b2", label=f"{peer['form']}, after the rest"
+        )
+        axes[1].plot(calls, [row["hot"]["median"] * 1e3 for row in peer["settled"]], "o--", color="#9558b2", label=f"{peer['form']}, warm")
     axes[1].set(xscale="log", xlabel="calls between two events", ylabel="µs per call", ylim=(0, None))
     axes[1].legend(frameon=False)
     figure.suptitle(f"{found['op']} {found['shape']}, {found['variant']}")
