@@ -88,11 +88,13 @@ EFFICIENCY = {
     Tile(64, 64, 16, 4, 4): 0.63,
     Tile(32, 64, 16, 4, 4): 0.61,
     Tile(64, 32, 16, 4, 4): 0.60,
+    Tile(16, 64, 16, 4, 4): 0.50,
 }
 """Fraction of the FFMA rate that a multiprocessor with many warps would reach. This and the next five numbers were fitted
 to 410 times of convolutions 128 to 256 channels wide, batch 1 to 1,024, on an H200: they give them with an rms error of 4 %,
-and the tile chosen is 0.6 % slower than the best one measured, on average. (The last efficiency is a guess.)"""
-RAGGED = (Tile(64, 64, 16, 4, 4), Tile(64, 32, 16, 4, 4))
+and the tile chosen is 0.6 % slower than the best one measured, on average. (The last two efficiencies are guesses; the
+last tile is for few filters: a weight gradient of three or ten fills 16 rows of it, where 64 would be mostly zeros.)"""
+RAGGED = (Tile(64, 64, 16, 4, 4), Tile(64, 32, 16, 4, 4), Tile(16, 64, 16, 4, 4))
 """Tiles for operands that cannot be read by whole k-tiles of 16-byte loads: small enough for the registers that takes."""
 MAX_SPLIT = 64
 FFMA_A_CYCLE = 128
