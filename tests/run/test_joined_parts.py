@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from nbcnn.gpu.compiler import LOCKSTEP, SIMULATOR
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.lockstep.check import checking
 from nbcnn.gpu.target import H200, Target
+from nbcnn.lab.measure.nets import Network, planned
 from nbcnn.modes import MODES, named
 from nbcnn.nn.activations import ReLU
+from nbcnn.nn.corruption import Dropout
 from nbcnn.nn.graphs import Graph, Input
 from nbcnn.nn.joins import Concat
 from nbcnn.nn.layers import Conv2d, Linear
@@ -26,7 +29,9 @@ from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.nn.models import unet
 from nbcnn.nn.norms import BatchNorm2d
 from nbcnn.nn.resampling import GlobalAvgPool2d
+from nbcnn.ops.conv import fused
 from nbcnn.ops.conv.wgmma import wgrad
+from nbcnn.ops.conv_norm import gradient_sums, statistics
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Place, follows_layout
 from nbcnn.ops.kernel.case import normal
@@ -36,7 +41,7 @@ from nbcnn.plan.flops import step_bytes
 from nbcnn.plan.graph import Buf
 from nbcnn.plan.op import Op
 from nbcnn.plan.parts import span
-from nbcnn.plan.shapes import numel, rows_of
+from nbcnn.plan.shapes import ConvShape, numel, rows_of
 from nbcnn.plan.storage import FLOATING, ITEMSIZE, decode, encode
 
 FRONT = 8
@@ -105,6 +110,28 @@ def taking_parts(row, device, share=(0, 1)):
                     yield rounded, two, found
 
 
+def assert_same_of_parts(case, bound, dense, found, device, limit):
+    """Two bindings of a case, of which the first has the operands `found` as parts, agree to `limit`."""
+    dense.run()
+    among = {each: Among(bound, device, *each) for each in found}
+    ins, outs = (
+        tuple(among[side, at].part if (side, at) in among else array for at, array in enumerate(arrays))
+        for side, arrays in (("in", bound.call.ins), ("out", bound.call.outs))
+    )
+    with checking() as seen:
+        for launch in bound.impl.bind(replace(bound.call, ins=ins, outs=outs, places={each: made.lies for each, made in among.items()})):
+            launch.run(getattr(device, "stream", 0))
+    assert not seen.faults, (bound.op, seen.faults)
+    results = bound.results()
+    for (side, at), made in among.items():
+        own, others = made.read()
+        assert np.isnan(others).all(), bound.op
+        if side == "out":
+            results[at] = own
+    for got, want in zip(results, dense.results(), strict=True):
+        assert gradcheck.relative_error(got, want) <= limit, (bound.op, case.label, bound.impl.engine, bound.call.tile)
+
+
 ROWS = [
     *[("cpu", "fp32"), *(pytest.param(key, marks=pytest.mark.gpu) for key in (("cudacore", "fp32"), ("tensorcore", "bf16")))],
     *(pytest.param(("tensorcore", precision), marks=[pytest.mark.gpu, pytest.mark.full]) for precision in ("tf32", "fp32")),
@@ -120,26 +147,8 @@ def test_an_implementation_makes_the_same_of_parts(key, share, request):
     for case, (bound, dense), found in taking_parts(row, device, share):
         if row.device == "gpu" and not cover.takes(dense.launches) and bound.op in ran:
             continue
-        dense.run()
-        among = {each: Among(bound, device, *each) for each in found}
-        ins, outs = (
-            tuple(among[side, at].part if (side, at) in among else array for at, array in enumerate(arrays))
-            for side, arrays in (("in", bound.call.ins), ("out", bound.call.outs))
-        )
-        with checking() as seen:
-            for launch in bound.impl.bind(replace(bound.call, ins=ins, outs=outs, places={each: made.lies for each, made in among.items()})):
-                launch.run(getattr(device, "stream", 0))
-        assert not seen.faults, (bound.op, seen.faults)
-        results = bound.results()
-        for (side, at), made in among.items():
-            own, others = made.read()
-            assert np.isnan(others).all(), bound.op
-            if side == "out":
-                results[at] = own
         # NumPy adds up what does not lie in one piece in another order: each of two results is within the bound of the truth.
-        limit = 2 * gradcheck.bound(case, row.precision) if row.device == "host" else 0
-        for got, want in zip(results, dense.results(), strict=True):
-            assert gradcheck.relative_error(got, want) <= limit, (bound.op, case.label, bound.impl.engine)
+        assert_same_of_parts(case, bound, dense, found, device, 2 * gradcheck.bound(case, row.precision) if row.device == "host" else 0)
         ran.add(bound.op)
     wanted = {Op("concat", "fprop"), Op("concat", "dgrad"), Op("batchnorm", "fprop"), Op("batchnorm", "grads"), Op("bias", "wgrad")}
     assert ran >= {op for op in wanted if op in ops_of(share)}
@@ -169,7 +178,34 @@ def branching():
     return Graph.of(x, Linear(3)(GlobalAvgPool2d()(_conv(joined, 8))), SoftmaxCrossEntropy())
 
 
-NETWORKS = {"growing": growing, "branching": branching, "unet": lambda: unet(3, 8, 8, classes=3, filters=8, depth=1)}
+def _relu(x, filters, size=1):
+    return ReLU()(Conv2d(filters, size, padding=size // 2)(x))
+
+
+def growing_plain(c=8):
+    """The same without norms: what is joined comes out of convolutions with a ReLU."""
+    x = Input((3, 8, 8))
+    y = _relu(_relu(x, 2 * c, 3), 2 * c)
+    for _ in range(2):
+        y = Concat()([y, _relu(_relu(y, 2 * c), c, 3)])
+    return Graph.of(x, Linear(3)(GlobalAvgPool2d()(_conv(y, c))), SoftmaxCrossEntropy())
+
+
+def branching_plain(c=8):
+    """Three branches, one of them dropped out and one without a ReLU; the first is also added to what is made of all."""
+    x = Input((3, 8, 8))
+    y = _relu(x, 2 * c)
+    branches = [_relu(y, c, 3), Dropout(0.5)(_relu(_relu(y, c), 2 * c, 5)), _conv(y, c)]
+    return Graph.of(x, Linear(3)(GlobalAvgPool2d()(_conv(Concat()(branches), c, 3) + branches[0])), SoftmaxCrossEntropy())
+
+
+NETWORKS = {
+    "growing": growing,
+    "branching": branching,
+    "growing plain": growing_plain,
+    "branching plain": branching_plain,
+    "unet": lambda: unet(3, 8, 8, classes=3, filters=8, depth=1),
+}
 
 
 def joins(plan):
@@ -199,11 +235,25 @@ def test_a_network_has_the_same_gradients_without_copies(name, row, monkeypatch)
         assert gradcheck.relative_error(got, want) <= limit
 
 
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("layers", [growing_plain, branching_plain])
+def test_tensor_cores_copy_nothing_that_convolutions_and_maps_make(layers, precision):
+    """On a GPU, of channels that are no first or last layer's: it is written where the whole lies, and its gradient read there."""
+    assert not [
+        item.step for item, _ in planned(Network("", "", lambda: layers(24), (3, 8, 8), 64), precision).bound if item.step.op.kind == "concat"
+    ]
+
+
 # -- wgmma, of which no simulator has the instructions: what TMA is told
 
 
 X, W = normal(1, 8, 64, 16, 16), normal(2, 64, 64, 3, 3)
-CONVOLUTIONS = {"conv_fprop": (X, W), "conv_dgrad": (X, W), "conv_wgrad": (X, normal(3, 8, 64, 16, 16))}
+CONVOLUTIONS = {"conv_fprop": (X, W), "conv_dgrad": (X, W), "conv_dgrad_relu": (X, W, X), "conv_wgrad": (X, normal(3, 8, 64, 16, 16))}
+READ = {op: [("in", 0), ("out", 0)] for op in CONVOLUTIONS} | {
+    "conv_dgrad_relu": [("in", 0), ("in", 2), ("out", 0)],
+    "conv_wgrad": [("in", 0), ("in", 1)],
+}
+"""What each takes as a part."""
 
 
 def on_wgmma(op, precision):
@@ -248,19 +298,55 @@ def test_tensor_maps_go_from_pixel_to_pixel_of_the_whole(op, precision, monkeypa
     assert len(kinds) > 1 or (op, precision) == ("conv_wgrad", "tf32")
     for bound in first.with_tiles(list(kinds.values())):
         found = list(operands(bound, impl))
-        assert found == ([("in", 0), ("in", 1)] if op == "conv_wgrad" else [("in", 0)])
+        assert found == READ[op]
         for side, at in found:
             made = Among(bound, Host(), side, at)
-            arrays = tuple(made.part if position == at else array for position, array in enumerate(bound.call.ins))
+            arrays = bound.call.ins if side == "in" else bound.call.outs
+            placed = {f"{side}s": tuple(made.part if position == at else array for position, array in enumerate(arrays))}
             seen.clear()
-            impl.bind(bound.call)
+            dense_launches = impl.bind(bound.call)
             dense = list(seen)
             seen.clear()
-            impl.bind(replace(bound.call, ins=arrays, places={(side, at): made.lies}))
+            launches = impl.bind(replace(bound.call, **placed, places={(side, at): made.lies}))
             assert len(seen) == len(dense)
-            assert any(array is made.part for array, *_ in seen)
+            # The kernel of columns has no map of what it stores or masks: it takes the channels of the whole.
+            if not any(array is made.part for array, *_ in seen):
+                told = [
+                    (was, now) for was, now in zip(dense_launches[-1].args, launches[-1].args, strict=True) if type(was) is np.int32 and was != now
+                ]
+                assert (side, at) != ("in", 0)
+                assert told == [(64, made.whole[1])]
             for (array, shape, strides, start), (_, dense_shape, dense_strides, dense_start) in zip(seen, dense, strict=True):
                 times = made.whole[1] if array is made.part else 64
                 assert shape == dense_shape
                 assert [64 * each for each in strides] == [times * each for each in dense_strides]
                 assert 64 * start == times * dense_start
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has no wgmma")
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+def test_every_kind_of_tile_makes_the_same_of_parts(precision, device):
+    """Forward with a ReLU and with moments; gradients with a mask, with a second one, with the sums of a norm; those of stride 2, in four phases."""
+    row, ran, sums = MODES["tensorcore", precision], set(), list(gradient_sums.REFERENCES)
+    convs = ConvShape(6, 64, 16, 16, 72, 3, 3, 1, 1), ConvShape(6, 64, 16, 16, 72, 3, 3, 2, 1)
+    cases = [
+        case
+        for conv in convs
+        for case in (*fused.relu_cases(conv), *fused.second_cases(conv), *gradient_sums.cases([conv]))
+        if case.op not in sums[1:-1]
+    ]
+    for case in map(partial(gradcheck.rounded, precision=precision), (*cases, *statistics.cases([(convs[0], False)]))):
+        options = {"attrs": case.attrs, "device": device, "layout": row.layout, "store": row.store}
+        for impl in (impl for _, impl in row.chain(case.op) if impl.engine == "wgmma" and not impl.lacks(device.target)):
+            with contextlib.suppress(Unsupported):
+                first = Bound(impl, case.op, case.ins, case.outs, **options)
+                # The last of a kind is a small one.
+                tiles = {(type(tile), getattr(tile, "swapped", False)): tile for tile in impl.candidates(first.call, device.target)}
+                second = Bound(impl, case.op, case.ins, case.outs, **options)
+                for bound, dense in zip(first.with_tiles(tiles.values()), second.with_tiles(tiles.values()), strict=True):
+                    found = list(operands(bound, impl))
+                    assert ("out", 0) in found
+                    assert_same_of_parts(case, bound, dense, found, device, 0)
+                    ran.add((case.op, type(bound.call.tile)))
+    assert len(ran) >= 3

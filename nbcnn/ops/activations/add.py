@@ -20,7 +20,7 @@ from nbcnn.gpu.language import jit
 from nbcnn.ops.activations.functions import relu
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Shapes, label_of, normal
-from nbcnn.ops.kernel.maps import launch_map, supports
+from nbcnn.ops.kernel.maps import element_part, launch_map, supports
 from nbcnn.ops.kernel.traffic import streamed
 from nbcnn.plan.op import Map, Mask, Op
 
@@ -75,7 +75,7 @@ def bind(function: Any, call: Call) -> list[Launch]:
 
 HOST = {ADD: host(add), MUL: host(mul)}
 OPS = {
-    op: Impl(partial(bind, function), supports=supports, traffic=streamed)
+    op: Impl(partial(bind, function), supports=supports, traffic=streamed, pitched=element_part)
     for op, function in ((ADD, _sum), (MUL, _product), (ADD_RELU, _relu_of_sum), (MASKED, _masked_sum))
 }
 REFERENCES = {ADD_RELU: add_relu, MASKED: add_relu_dgrad}

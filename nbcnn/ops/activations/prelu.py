@@ -20,7 +20,7 @@ from nbcnn.ops.kernel.by_channel import launch_by_channel
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.channel_sums import launch_sums, scratch_of_sums, traffic_of_sums
-from nbcnn.ops.kernel.maps import supports
+from nbcnn.ops.kernel.maps import element_part, supports
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
@@ -113,8 +113,8 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 
 HOST = {Op("prelu", "fprop"): host(prelu_fprop), Op("prelu", "dgrad"): host(prelu_dgrad), Op("prelu", "wgrad"): host(prelu_wgrad)}
 OPS = {
-    Op("prelu", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
-    Op("prelu", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+    Op("prelu", "fprop"): Impl(bind_fprop, supports=supports, traffic=traffic_fprop, pitched=element_part),
+    Op("prelu", "dgrad"): Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad, pitched=element_part),
     Op("prelu", "wgrad"): Impl(bind_wgrad, scratch_wgrad, supports=supports, traffic=traffic_wgrad),
 }
 GRADIENTS = {

@@ -17,7 +17,7 @@ from nbcnn.ops.activations.activation import Activation
 from nbcnn.ops.activations.functions import FUNCTIONS
 from nbcnn.ops.kernel.call import Call, Impl, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.maps import same, supports
+from nbcnn.ops.kernel.maps import element_part, same, supports
 from nbcnn.ops.kernel.traffic import streamed
 from nbcnn.plan.op import MAPS, Map, Op, Pool, undone
 
@@ -40,8 +40,8 @@ def epilogue_function(call: Call) -> Any:
 def ops_of(each: Activation) -> dict[Op, Impl]:
     """The kernels of both passes of an activation, in every GPU row."""
     return {
-        Op(each.name, "fprop"): Impl(each.bind_fprop, supports=supports, traffic=streamed),
-        Op(each.name, "dgrad"): Impl(each.bind_dgrad, supports=supports, traffic=streamed),
+        Op(each.name, "fprop"): Impl(each.bind_fprop, supports=supports, traffic=streamed, pitched=element_part),
+        Op(each.name, "dgrad"): Impl(each.bind_dgrad, supports=supports, traffic=streamed, pitched=element_part),
     }
 
 

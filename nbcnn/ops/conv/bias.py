@@ -14,7 +14,7 @@ from nbcnn.ops.kernel.by_channel import launch_by_channel
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host, parts
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.channel_sums import launch_sums, scratch_of_sums, traffic_of_sums
-from nbcnn.ops.kernel.maps import same, supports
+from nbcnn.ops.kernel.maps import element_part, same, supports
 from nbcnn.ops.kernel.traffic import streamed
 from nbcnn.plan.op import Op
 
@@ -46,7 +46,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 HOST = {Op("bias", "fprop"): host(bias_fprop), Op("bias", "wgrad"): host(bias_wgrad)}
 OPS = {
-    Op("bias", "fprop"): Impl(bind_fprop, supports=supports, traffic=streamed),
+    Op("bias", "fprop"): Impl(bind_fprop, supports=supports, traffic=streamed, pitched=element_part),
     Op("bias", "wgrad"): Impl(bind_wgrad, scratch=scratch_of_sums, supports=supports, traffic=traffic_of_sums, pitched=parts(ins=(0,))),
 }
 GRADIENTS = {Op("bias", "wgrad"): Gradient(Op("bias", "fprop"), lambda ins, outs, v: (v,), of=(1,))}

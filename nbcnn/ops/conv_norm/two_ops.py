@@ -178,6 +178,8 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         candidates=lambda call, target: conv.candidates(parts(call)[0], target),
         pack=pack_weight if conv.pack is not None else None,
         traffic=bytes_of if conv.traffic is not None and norm.traffic is not None else None,
+        # The norm reads and writes in one piece.
+        pitched=lambda call, side, at, alignment: side == "in" and conv.pitched(parts(call)[0], side, at, alignment),
     )
 
 

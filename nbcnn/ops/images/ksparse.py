@@ -94,7 +94,7 @@ def traffic(call: Call) -> list[Traffic]:
 HOST = {Op("ksparse", "fprop"): host(ksparse_fprop), Op("ksparse", "dgrad"): host(ksparse_dgrad)}
 OPS = {
     Op("ksparse", "fprop"): Impl(bind, supports=maps.supports, traffic=traffic),
-    Op("ksparse", "dgrad"): Impl(bind_dgrad, supports=maps.supports, traffic=streamed),
+    Op("ksparse", "dgrad"): Impl(bind_dgrad, supports=maps.supports, traffic=streamed, pitched=maps.element_part),
 }
 GRADIENTS = {Op("ksparse", "dgrad"): Gradient(Op("ksparse", "fprop"), lambda ins, outs, v: (v, outs[0]))}
 

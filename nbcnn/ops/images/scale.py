@@ -21,7 +21,7 @@ from nbcnn.ops.kernel.by_channel import launch_by_channel
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.loops import ceil_div, power_of_two
-from nbcnn.ops.kernel.maps import supports
+from nbcnn.ops.kernel.maps import element_part, supports
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.kernel.windows import lane_io, lanes_of, planes
@@ -123,7 +123,10 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 HOST = {Op("scale"): host(scale), Op("scale", "wgrad"): host(scale_wgrad)}
-OPS = {Op("scale"): Impl(bind, supports=supports, traffic=traffic), Op("scale", "wgrad"): Impl(bind_wgrad, supports=supports, traffic=streamed)}
+OPS = {
+    Op("scale"): Impl(bind, supports=supports, traffic=traffic, pitched=element_part),
+    Op("scale", "wgrad"): Impl(bind_wgrad, supports=supports, traffic=streamed),
+}
 GRADIENTS = {Op("scale", "wgrad"): Gradient(Op("scale"), lambda ins, outs, v: (ins[0], v), of=(1,))}
 
 

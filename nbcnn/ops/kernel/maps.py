@@ -9,7 +9,8 @@ random words. Where four neighbours have nothing in common, or a function needs 
 
 Nothing is reused, so memory bandwidth is the only limit: a thread loads 16 bytes of its first input before it stores any, which keeps enough bytes in
 flight, as a multiprocessor has 2,048 threads, and no thread loops. Arrays may alias: an element is read before it is written. Functions take
-and give float32, however the operands are stored (stored.py).
+and give float32, however the operands are stored (stored.py). Operands may be parts of larger ones (`Call.places`): behind each of their rows lie
+elements of others, which a kernel of its own skips by one division for four neighbours.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.gpu.target import Target
 from nbcnn.ops.kernel.call import Call, Launch, blocks
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, widest
-from nbcnn.plan.shapes import numel
+from nbcnn.plan.shapes import numel, rows_of
 
 THREADS = 256
 SPAN = 4 * THREADS
@@ -43,6 +45,12 @@ def supports(call: Call, target: Target) -> str | None:
     """None, or the reason in words why a tensor is too large for int32 indices; for every op that stands on this file or windows.py."""
     largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
     return None if largest <= LIMIT else f"a tensor of {largest:,} elements is more than 32-bit indices reach ({LIMIT:,})"
+
+
+def element_part(call: Call, side: str, at: int, alignment: int) -> bool:
+    """`Impl.pitched` of maps, for the operands that are read or written element by element: four neighbours lie in one row."""
+    shape = (call.in_shapes if side == "in" else call.out_shapes)[at]
+    return shape == call.out_shapes[0] and alignment % 16 == 0 and shape[1] * rows_of(shape, call.layout)[1] % 4 == 0
 
 
 def vectors_of(kind: str) -> int:
@@ -87,6 +95,7 @@ def map_kernel(
     shared: Any = place,
     single: bool = False,
     mark: int = 1,
+    parts: bool = False,
 ) -> Any:
     """The kernel `name` of the device function `function`; inputs are stored as `sources`, outputs as `targets`.
 
@@ -95,6 +104,7 @@ def map_kernel(
     flag     state[flag] becomes `mark` if an element of the first output is not finite; −1 does not look.
     shared   device function (i, settings) -> common, of the first of four neighbours, whose number is a multiple of four; with `single` of each.
     single   a thread owns one element.
+    parts    operands may be parts of larger ones: behind each row of `width` elements of operand k lie `gap_k` of others.
     """
     READS, WRITES, INDEXED, CHECKED = len(sources), len(targets), indexed, flag >= 0
     WIDE, LANES, VECTORS = not single, 1 if single else 4, 1 if single else vectors_of(sources[0])
@@ -105,6 +115,11 @@ def map_kernel(
     (load_a, _), (load_b, _), (load_c, _), (load_d, _), (load_e, _) = map(scalar_io, kinds_in)
     (_, store4_x), (_, store4_y), (_, store4_z) = map(vector_io, kinds_out)
     (_, store_x), (_, store_y), (_, store_z) = map(scalar_io, kinds_out)
+
+    @jit(device=True)
+    def at(i, width, gap):
+        """Where element i of an operand lies."""
+        return i + quotient(i, width) * gap if parts else i
 
     @jit(device=True)
     def one(p, q, r, s, t, j, i, settings, common):
@@ -131,7 +146,10 @@ def map_kernel(
             p[j], q[j], r[j] = made
         return math.isfinite(p[j]) if CHECKED else True
 
-    def body(a, b, c, d, e, x, y, z, table, state, norm, count, n0, n1, n2, n3, n4, n5, n6, n7):
+    def body(
+        a, b, c, d, e, x, y, z, table, state, norm, count, n0, n1, n2, n3, n4, n5, n6, n7,
+        width, gap_a, gap_b, gap_c, gap_d, gap_e, gap_x, gap_y, gap_z,
+    ):  # fmt: skip
         p = cuda.local.array(FLOATS, f4)
         q = cuda.local.array(FLOATS, f4)
         r = cuda.local.array(FLOATS, f4)
@@ -143,45 +161,45 @@ def map_kernel(
         if WIDE and start + ALL - SPAN + 4 <= count:
             for v in range(VECTORS):
                 i, j = start + v * SPAN, 4 * v
-                p[j], p[j + 1], p[j + 2], p[j + 3] = load4_a(a, i)
+                p[j], p[j + 1], p[j + 2], p[j + 3] = load4_a(a, at(i, width, gap_a))
                 if READS > 1:
-                    q[j], q[j + 1], q[j + 2], q[j + 3] = load4_b(b, i)
+                    q[j], q[j + 1], q[j + 2], q[j + 3] = load4_b(b, at(i, width, gap_b))
                 if READS > 2:
-                    r[j], r[j + 1], r[j + 2], r[j + 3] = load4_c(c, i)
+                    r[j], r[j + 1], r[j + 2], r[j + 3] = load4_c(c, at(i, width, gap_c))
                 if READS > 3:
-                    s[j], s[j + 1], s[j + 2], s[j + 3] = load4_d(d, i)
+                    s[j], s[j + 1], s[j + 2], s[j + 3] = load4_d(d, at(i, width, gap_d))
                 if READS > 4:
-                    t[j], t[j + 1], t[j + 2], t[j + 3] = load4_e(e, i)
+                    t[j], t[j + 1], t[j + 2], t[j + 3] = load4_e(e, at(i, width, gap_e))
             for v in range(VECTORS):
                 i, j = start + v * SPAN, 4 * v
                 common = shared(i, settings)
                 for lane in range(4):
                     finite &= one(p, q, r, s, t, j + lane, i + lane, settings, common)
-                store4_x(x, i, p[j], p[j + 1], p[j + 2], p[j + 3])
+                store4_x(x, at(i, width, gap_x), p[j], p[j + 1], p[j + 2], p[j + 3])
                 if WRITES > 1:
-                    store4_y(y, i, q[j], q[j + 1], q[j + 2], q[j + 3])
+                    store4_y(y, at(i, width, gap_y), q[j], q[j + 1], q[j + 2], q[j + 3])
                 if WRITES > 2:
-                    store4_z(z, i, r[j], r[j + 1], r[j + 2], r[j + 3])
+                    store4_z(z, at(i, width, gap_z), r[j], r[j + 1], r[j + 2], r[j + 3])
         else:
             for v in range(VECTORS):
                 for lane in range(LANES):
                     i = start + v * SPAN + lane
                     if i < count:
-                        p[0] = load_a(a, i)
+                        p[0] = load_a(a, at(i, width, gap_a))
                         if READS > 1:
-                            q[0] = load_b(b, i)
+                            q[0] = load_b(b, at(i, width, gap_b))
                         if READS > 2:
-                            r[0] = load_c(c, i)
+                            r[0] = load_c(c, at(i, width, gap_c))
                         if READS > 3:
-                            s[0] = load_d(d, i)
+                            s[0] = load_d(d, at(i, width, gap_d))
                         if READS > 4:
-                            t[0] = load_e(e, i)
+                            t[0] = load_e(e, at(i, width, gap_e))
                         finite &= one(p, q, r, s, t, 0, i, settings, shared(i - lane, settings))
-                        store_x(x, i, p[0])
+                        store_x(x, at(i, width, gap_x), p[0])
                         if WRITES > 1:
-                            store_y(y, i, q[0])
+                            store_y(y, at(i, width, gap_y), q[0])
                         if WRITES > 2:
-                            store_z(z, i, r[0])
+                            store_z(z, at(i, width, gap_z), r[0])
         # Whichever threads write, they write the same.
         if CHECKED and not finite:
             state[flag] = i8(mark)
@@ -222,16 +240,29 @@ def launch_map(
     ins = call.ins[:reads]
     sources = (call.in_dtypes or ("float32",) * len(call.ins))[:reads]
     targets = (call.out_dtypes or ("float32",) * len(call.outs))[: len(call.outs) - (1 if flag >= 0 else 0)]
-    count, outs = call.outs[0].size, call.outs[: len(targets)]
-    kernel = map_kernel(name, function, tuple(sources), tuple(targets), prelude or FIRST_NUMBERS[len(numbers)], indexed, flag, shared, single, mark)
+    count, outs = numel(call.out_shapes[0]), call.outs[: len(targets)]
+    width, gaps = _gaps(call, len(ins), len(outs))
+    how = (indexed, flag, shared, single, mark, bool(call.places))
+    kernel = map_kernel(name, function, tuple(sources), tuple(targets), prelude or FIRST_NUMBERS[len(numbers)], *how)
     unread = ins[0]
     operands = (
         *(*ins, *(unread,) * INPUTS)[:INPUTS],
         *(*outs, *(unread,) * OUTPUTS)[:OUTPUTS],
         *(*arrays, *(unread,) * 3)[:3],
     )
-    args = (*operands, np.int32(count), *(*numbers, *(ABSENT,) * NUMBERS)[:NUMBERS])
+    args = (*operands, np.int32(count), *(*numbers, *(ABSENT,) * NUMBERS)[:NUMBERS], width, *gaps)
     return [Launch(kernel, blocks(count, THREADS if single else vectors_of(sources[0]) * SPAN), THREADS, args)]
+
+
+def _gaps(call: Call, reads: int, writes: int) -> tuple[np.int32, list[np.int32]]:
+    """The elements of a row, and those that lie behind each row of the inputs and the outputs of a map, none of those that it does not have."""
+    if not call.places:
+        return np.int32(1), [np.int32(0)] * (INPUTS + OUTPUTS)
+    shape = call.out_shapes[0]
+    each = rows_of(shape, call.layout)[1]
+    operands = [*(("in", at) for at in range(INPUTS)), *(("out", at) for at in range(OUTPUTS))]
+    there = {("in", at) for at in range(reads)} | {("out", at) for at in range(writes)}
+    return np.int32(each * shape[1]), [np.int32(each * (call.channels(*key) - shape[1]) if key in there else 0) for key in operands]
 
 
 @jit(device=True)

@@ -101,7 +101,7 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 HOST = {Op("dropout", "fprop"): host(dropout_fprop), Op("dropout", "dgrad"): host(dropout_dgrad)}
-_IMPL = Impl(bind, supports=maps.supports, traffic=traffic)
+_IMPL = Impl(bind, supports=maps.supports, traffic=traffic, pitched=maps.element_part)
 OPS = {Op("dropout", "fprop"): _IMPL, Op("dropout", "dgrad"): _IMPL}
 GRADIENTS = {Op("dropout", "dgrad"): Gradient(Op("dropout", "fprop"), lambda ins, outs, v: (v, *ins[1:3]))}
 

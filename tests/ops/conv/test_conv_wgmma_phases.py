@@ -204,7 +204,7 @@ def test_played_blocks_of_columns_multiply_the_taps_of_their_phases(taps, pad, o
 
     def store(block, ring, x, y, t, m0, n0, *rest):
         if t == 0:
-            r, s = rest[-2:]
+            *_, r, s, _, _ = rest
             block.stored.append((m0, n0, 2 * r + s, block.results[ring]))
 
     for number in range(launch.grid):
@@ -234,7 +234,8 @@ def test_played_blocks_of_columns_multiply_no_channels_that_there_are_not(K, ste
 
     def store(block, ring, x, y, t, m0, n0, *rest):
         if t == 0:
-            sums[2 * rest[-2] + rest[-1]] = block.here.sums
+            *_, r, s, _, _ = rest
+            sums[2 * r + s] = block.here.sums
 
     for number in range(launch.grid):
         sizes = {"cp_async_bulk_tensor_4d_im2col": 128 * tile.BM, "cp_async_bulk_tensor_2d": 128 * tile.BN}

@@ -218,9 +218,10 @@ def refusal(call: Call) -> str | None:
     return beyond_tma(g) or too_large(call.in_shapes[0], call.out_shapes[0])
 
 
-def source_part(call: Call, side: str, at: int, alignment: int) -> bool:
-    """`Impl.pitched` of passes over images whose kernels find a pixel of the source by how far pixels lie apart."""
-    return call.op.kind == "conv" and side == "in" and at == 0 and alignment % 16 == 0
+def image_part(call: Call, side: str, at: int, alignment: int) -> bool:
+    """`Impl.pitched` of passes over images whose kernels find a pixel of an image by how far pixels lie apart: of all but what is pooled."""
+    dense = call.op.kind != "conv" or (call.op.has(Pool) if side == "out" else at == 1)
+    return not dense and alignment % 16 == 0 and len((call.in_shapes if side == "in" else call.out_shapes)[at]) == 4
 
 
 def beyond_tma(g: Correlation) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.target import Target
-from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, Correlation, correlation, pack, source_part
+from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, Correlation, correlation, image_part, pack
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.rows import LARGEST_FILTER
@@ -68,7 +68,7 @@ def implementations(precision: str) -> dict[Op, Impl]:
         return microseconds(call.tile, correlation(call), kind, product.distinct + outputs(call), target) + after / EPILOGUE
 
     impl = Impl(
-        bind, scratch, refusal, tile, pack_filters, kind.store, kind.needs, tiles, bytes_of, engine="mma", estimate=estimate, pitched=source_part
+        bind, scratch, refusal, tile, pack_filters, kind.store, kind.needs, tiles, bytes_of, engine="mma", estimate=estimate, pitched=image_part
     )
     return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
@@ -77,6 +77,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     g, tile = correlation(call), call.tile
     y, k_tiles = call.outs[0], g.k_tiles(kind.channels)
     e = epilogue(call)
+    pixels = (int(call.channels("out", 0)), int(call.channels("in", 2)) if e.kind == "mask" else 0)
     pooled, split = e.kind == "pool", tile.split > 1
     # A kernel has one signature: arguments that it does not read get an array of the right type.
     out = call.scratch.view(np.float32) if split else y
@@ -96,13 +97,13 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     across = -(-g.K // tile.BN)
     up = 1 if g.phases == 4 else 0
     scalars = (g.GM, g.K, g.C, g.H, g.W, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, up)
-    walk = (k_tiles * ROW_BYTES, across, tile.part(k_tiles), k_tiles, call.channels("in", 0))
+    walk = (k_tiles * ROW_BYTES, across, tile.part(k_tiles), k_tiles, call.channels("in", 0), *pixels)
     arrays = (call.ins[0], call.packed, _given(e.b, out), _given(e.x, y), out, _given(e.second, out))
     args = (*arrays, *(np.int32(v) for v in (*scalars, *walk)))
     grid = (tile.tiles(g), tile.split)
     made = [Launch(kernel, grid, tile.threads, args, tile.shared_bytes, name=call.op)]
     if split:
-        made.append(_sum(g, kind, tile.split, out, y, e))
+        made.append(_sum(g, kind, tile.split, out, y, e, pixels))
     return made
 
 
@@ -110,13 +111,13 @@ def _given(array: Any, stand_in: Any) -> Any:
     return stand_in if array is None else array
 
 
-def _sum(g: Correlation, kind: Kind, planes: int, partials: Any, y: Any, e: Epilogue) -> Launch:
-    """The launch that adds the parts."""
+def _sum(g: Correlation, kind: Kind, planes: int, partials: Any, y: Any, e: Epilogue, pixels: tuple[int, int]) -> Launch:
+    """The launch that adds the parts; pixels: how far those of y lie from each other, and those of the mask."""
     quads, whole = g.phases * g.GM * ceil_div(g.K, 4), g.K % 4 == 0
     if e.kind == "pool":
         args = (partials, _given(e.b, partials), y, e.second, *(np.int32(v) for v in (g.GM, g.K, planes)))
         return Launch(sum_windows(kind.name, e.b is not None, whole), blocks(quads // 4, THREADS), THREADS, args)
-    scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes)
+    scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes, *pixels)
     args = (partials, _given(e.b, partials), _given(e.x, y), y, *(np.int32(v) for v in scalars))
     return Launch(sum_pixels(kind.name, e.b is not None, e.after, e.kind == "mask", whole), blocks(quads, THREADS), THREADS, args)
 

@@ -45,13 +45,13 @@ def load_bias(bias: bool) -> Any:
 
 @cache
 def load_mask(store: str, vector: bool) -> Any:
-    """Device function (masks, first, x, target, n, K): x of pixel `target` and channels n … into masks[first …]; zeros outside."""
+    """Device function (masks, first, x, target, n, K, apart): x of pixel `target` and channels n … into masks[first …]; zeros outside."""
     load4 = vector_load_if(store)
     load1 = scalar_io(store)[0]
 
     @jit(device=True)
-    def run(masks, first, x, target, n, K):
-        at = target * K + n
+    def run(masks, first, x, target, n, K, apart):
+        at = target * apart + n
         inside = (target >= 0) & (n < K)
         if vector:
             masks[first], masks[first + 1], masks[first + 2], masks[first + 3] = load4(x, at, inside)
@@ -64,12 +64,12 @@ def load_mask(store: str, vector: bool) -> Any:
 
 @cache
 def _put(store: str, vector: bool) -> Any:
-    """Device function (values, y, target, n, K): values[0 … 3] to pixel `target`, channels n … of y, where there are such."""
+    """Device function (values, y, target, n, K, apart): values[0 … 3] to pixel `target`, channels n … of y, where there are such."""
     store4, store1 = vector_io(store)[1], scalar_io(store)[1]
 
     @jit(device=True)
-    def run(values, y, target, n, K):
-        at = i8(target) * K + n
+    def run(values, y, target, n, K, apart):
+        at = i8(target) * apart + n
         if vector:
             store4(y, at, values[0], values[1], values[2], values[3])
         else:
@@ -82,14 +82,14 @@ def _put(store: str, vector: bool) -> Any:
 
 @cache
 def pixel_epilogue(store: str, after: Any, mask: bool, vector: bool) -> Any:
-    """Device function (values, shift, masks, first, y, target, n, K): four sums of a pixel with bias, activation or mask to y.
+    """Device function (values, shift, masks, first, y, target, n, K, apart): four sums of a pixel with bias, activation or mask to y.
 
     after: the activation, a device function, or None. masks[first …] as loaded.
     """
     put, (ACTIVATES, activate) = _put(store, vector), applied(after)
 
     @jit(device=True)
-    def run(values, shift, masks, first, y, target, n, K):
+    def run(values, shift, masks, first, y, target, n, K, apart):
         for q in range(4):
             v = values[q] + shift[q]
             if ACTIVATES:
@@ -97,7 +97,7 @@ def pixel_epilogue(store: str, after: Any, mask: bool, vector: bool) -> Any:
             if mask:
                 v = v if masks[first + q] > 0.0 else 0.0
             values[q] = v
-        put(values, y, target, n, K)
+        put(values, y, target, n, K, apart)
 
     return run
 
@@ -127,7 +127,7 @@ def window_epilogue(store: str, vector: bool) -> Any:
                     place = t if wins else place
             best[q] = largest
             places |= place << 2 * q if n + q < K else 0
-        put(best, y, window, n, K)
+        put(best, y, window, n, K, K)
         index[i8(window) * (K + 3 >> 2) + (n >> 2)] = types.uint8(places)
 
     return run
@@ -194,7 +194,10 @@ def store_partial(tile: Tile, vector: bool) -> Any:
 
 @cache
 def store_rows(tile: Tile, kind: Kind, bias: bool, after: Any, mask: bool, vector: bool) -> Any:
-    """Device function (stage, table, b, x, y, n0, K): the rows at `stage` to the pixels of y that the table of rows says."""
+    """Device function (stage, table, b, x, y, n0, K, apart, x_apart): the rows at `stage` to the pixels of y that the table of rows says.
+
+    Pixels of y lie `apart` elements from each other, those of x `x_apart`.
+    """
     QUADS, PITCH, BM = tile.BN // 4, 4 * tile.pitch, tile.BM
     STEP = tile.threads // QUADS
     BATCH = min(_BATCH, BM // STEP)
@@ -203,7 +206,7 @@ def store_rows(tile: Tile, kind: Kind, bias: bool, after: Any, mask: bool, vecto
     get_bias, get_mask = load_bias(bias), load_mask(kind.store, vector)
 
     @jit(device=True)
-    def run(stage, table, b, x, y, n0, K):
+    def run(stage, table, b, x, y, n0, K, apart, x_apart):
         tid = cuda.threadIdx.x
         row = tid // QUADS
         quad = tid - row * QUADS
@@ -219,11 +222,11 @@ def store_rows(tile: Tile, kind: Kind, bias: bool, after: Any, mask: bool, vecto
             for i in range(BATCH):
                 targets[i] = i4(load_words_1(table + 8 * BM + (first + i * STEP) * 4))
                 if mask:
-                    get_mask(masks, 4 * i, x, targets[i], n, K)
+                    get_mask(masks, 4 * i, x, targets[i], n, K, x_apart)
             for i in range(BATCH):
                 if (targets[i] >= 0) & (n < K):
                     _take(values, 0, stage + ((first + i * STEP) * PITCH + quad * 16))
-                    put(values, shift, masks, 4 * i, y, targets[i], n, K)
+                    put(values, shift, masks, 4 * i, y, targets[i], n, K, apart)
 
     return run
 

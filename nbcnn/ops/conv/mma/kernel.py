@@ -54,12 +54,14 @@ def gather_product(
     moments = row_moments(tile, kind, bias)
 
     @jit(launch_bounds=(tile.threads, tile.blocks))
-    def gather_product_kernel(x, w, b, mask, y, second, GM, K, C, H, W, P, Q, R, S, stride, top, left, up, pitch, across, part, k_tiles, apart):
+    def gather_product_kernel(
+        x, w, b, mask, y, second, GM, K, C, H, W, P, Q, R, S, stride, top, left, up, pitch, across, part, k_tiles, apart, y_apart, mask_apart
+    ):  # fmt: skip
         """y[pixel m][n] = epilogue(Σ_k x[pixel m moved by the tap of k][channel of k] · w[phase][n][k] + b[n]).
 
         second: where the argmax of a pooling goes, or moments, a block's rows one chunk.
-        gemm: GM pixels × K channels × k_tiles·128 bytes, in 4^up phases; w has rows of `pitch` bytes; pixels of x lie
-        `apart` elements from each other.
+        gemm: GM pixels × K channels × k_tiles·128 bytes, in 4^up phases; w has rows of `pitch` bytes; pixels of x, y
+        and mask lie `apart`, `y_apart` and `mask_apart` elements from each other.
         grid: (phases · tiles of BN · tiles of BM, parts of `part` k-tiles); block: WM×WN warps.
         owns: per block BM×BN results of one phase, per warp BM/WM × BN/WN.
         shared: stages·(BM + BN)·128 bytes, or the results; moves per block: GK/parts·(BM + BN) elements, and BM·BN results.
@@ -133,7 +135,7 @@ def gather_product(
         elif is_pool:
             windows(ring, b, y, second, m0, n0, GM, K)
         else:
-            pixels(ring, table, b, mask, y, n0, K)
+            pixels(ring, table, b, mask, y, n0, K, y_apart, mask_apart)
             if with_moments:
                 moments(ring, b, second, m0, n0, GM, K, tile_m, (GM + (BM - 1)) // BM)
 

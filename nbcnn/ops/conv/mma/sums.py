@@ -41,8 +41,10 @@ def sum_pixels(kind_name: str, bias: bool, after: Any, mask: bool, whole: bool) 
     add = sum_of_elements(4, whole)
 
     @jit()
-    def sum_pixels_kernel(partials, b, x, y, GM, K, P, Q, up, planes):
+    def sum_pixels_kernel(partials, b, x, y, GM, K, P, Q, up, planes, apart, x_apart):
         """y[pixel of (phase, m)][n] = epilogue(Σ_z partials[z][phase][m][n] + b[n]).
+
+        Pixels of y lie `apart` elements from each other, those of x `x_apart`.
 
         grid: quads of four channels / 64; owns: per thread four channels of a pixel, or the up to three that are left of K.
         moves: 4·phases·GM·K·planes bytes, and y once (x too for a mask).
@@ -65,9 +67,9 @@ def sum_pixels(kind_name: str, bias: bool, after: Any, mask: bool, whole: bool) 
         total = cuda.local.array(4, f4)
         get_bias(shift, b, n, K)
         if mask:
-            get_mask(masks, 0, x, target, n, K)
+            get_mask(masks, 0, x, target, n, K, x_apart)
         add(total, partials, i * 4 if whole else row * K + n, GM * phases * K, 0, 1, planes, K - n)
-        put(total, shift, masks, 0, y, target, n, K)
+        put(total, shift, masks, 0, y, target, n, K, apart)
 
     return sum_pixels_kernel
 

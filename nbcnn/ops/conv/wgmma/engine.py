@@ -12,7 +12,7 @@ from nbcnn.gpu.device import constant
 from nbcnn.gpu.target import Target
 from nbcnn.ops.activations.functions import RELU
 from nbcnn.ops.activations.table import epilogue_of
-from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, pack, refusal, source_part, whole
+from nbcnn.ops.conv.frame.correlation import IMAGE_OPS, SQUARE, Correlation, correlation, image_part, pack, refusal, whole
 from nbcnn.ops.conv.frame.cost import BESIDE, PART, PLANES, PLANES_US, RATES, cycles, lines_of
 from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, WITH_SECOND, WITH_SUMS, Epilogue, epilogue, kind_of
 from nbcnn.ops.conv.wgmma import patch
@@ -81,7 +81,7 @@ def implementations(precision: str) -> dict[Op, Impl]:
 
     def pitched(call: Call, side: str, at: int, alignment: int) -> bool:
         # What is split into planes is read in one piece.
-        return kind.planes == 1 and source_part(call, side, at, alignment)
+        return image_part(call, side, at, alignment) and (kind.planes == 1 or side == "out" or at not in SOURCE)
 
     named: dict[str, Any] = {"exactly": True, "engine": "wgmma", "estimate": estimate, "pitched": pitched}
     impl = Impl(bind, scratch, supports, tile, pack_filters, _PACKED[precision], (9, 0), tiles, bytes_of, splits, **named)
@@ -137,15 +137,10 @@ def _filters_packed(call: Call, kind: Kind) -> int:
     return g.phases * g.K * _row(g, kind)
 
 
-def _operands(call: Call, g: Correlation, e: Epilogue) -> tuple[Any, np.int32, np.float32, Any]:
-    """(bias, its elements: K or none, the least result, the mask) as kernels take them. A ReLU is a floor of 0: no kernel is compiled for it."""
+def _operands(g: Correlation, e: Epilogue) -> tuple[Any, np.int32, np.float32]:
+    """(bias, its elements: K or none, the least result) as kernels take them. A ReLU is a floor of 0: no kernel is compiled for it."""
     b = constant(np.zeros(1, np.float32)) if e.b is None else e.b
-    return (
-        b,
-        np.int32(0 if e.b is None else g.K),
-        np.float32(0 if e.kind == "pool" or e.after is RELU.function else -np.inf),
-        call.outs[0] if e.x is None else e.x,
-    )
+    return b, np.int32(0 if e.b is None else g.K), np.float32(0 if e.kind == "pool" or e.after is RELU.function else -np.inf)
 
 
 def _activation(e: Epilogue) -> Any:
@@ -171,7 +166,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
 def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: Any, apart: int) -> Launch:
     """The kernel that takes any correlation: TMA's im2col makes the columns of a source whose pixels lie `apart` elements from each other."""
     tile, y, e = call.tile, call.outs[0], epilogue(call)
-    b, biased, floor, x = _operands(call, g, e)
+    b, biased, floor = _operands(g, e)
     rows = g.phases * g.K
     lower, upper = g.corners
     maps = tensor_maps.upload(
@@ -180,8 +175,9 @@ def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: 
     )
     down, across = tiles_of(g, tile)
     channels, steps = whole(g.C, kind.channels), _row(g, kind) // kind.channels
-    scalars = (g.N, channels, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, steps)
-    args = (maps, b, biased, floor, x, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
+    pixels = (call.channels("out", 0), call.channels("in", 2) if e.kind == "mask" else 0)
+    scalars = (g.N, channels, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, steps, *pixels)
+    args = (maps, b, biased, floor, y if e.x is None else e.x, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
     kernel = correlate(tile, kind.name, _stored(g, e), g.spans, steps_of_tap(g.C, kind), _activation(e))
     return Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))
 
@@ -189,15 +185,16 @@ def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: 
 def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     """The kernel that keeps patches of the source in shared memory."""
     tile, y, w, e = call.tile, call.outs[0], patch.window(g), epilogue(call)
-    b, biased, floor, x = _operands(call, g, e)
-    stored, norm, more = _stored(g, e), [b] * 4, []
+    b, biased, floor = _operands(g, e)
+    # The inputs that come to the stage: x or the mask; with sums the y that masks; the second gradient. None: y, for what there is not.
+    stored, norm = _stored(g, e), [b] * 4
+    staged: list[int | None] = [2] if e.kind in ("mask", "sums") else []
     if e.kind == "sums":
-        x, *norm = call.ins[2:7]
-        further, masked, added = list(call.ins[7:]), call.attrs["masked"], call.attrs["added"]
-        more = [further.pop(0) if masked else y, further.pop(0) if added else y]
+        norm, masked, added = list(call.ins[3:7]), call.attrs["masked"], call.attrs["added"]
+        staged += [7 if masked else None, 7 + masked if added else None]
         stored = f"{'interleave ' * (g.phases > 1)}{'add ' * added}{'mask ' * masked}sums"
     elif call.op == WITH_SECOND:
-        more, stored = [y, call.ins[3]], f"{'interleave ' * (g.phases > 1)}add mask"
+        staged, stored = [2, None, 3], f"{'interleave ' * (g.phases > 1)}add mask"
     PH, PW = patch.patch_extent(tile, w)
     step, square, from_pixel = g.stride, (ROW_BYTES // kind.result, SQUARE, SQUARE, 1), int(call.channels("in", 0))
 
@@ -207,26 +204,26 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
         shape, strides = (g.C, g.W // step, g.H // step, g.N), tuple(each * from_pixel for each in (step, step * g.W, g.H * g.W))
         return tensor_maps.encode_tiled(call.ins[0], shape, (kind.channels, PW, PH, tile.TN), first=first, strides=strides)
 
-    def output(array: Any, r: int, s: int, apart: int) -> np.ndarray:
-        """The map of every `apart`-th pixel of images from (r, s) on, in squares."""
-        line = apart * g.Q * g.K
-        strides = (apart * g.K, apart * line, apart * g.P * line)
-        return tensor_maps.encode_tiled(array, (g.K, g.Q, g.P, g.N), square, first=r * line + s * g.K, strides=strides)
+    def output(at: int | None, r: int, s: int, apart: int) -> np.ndarray:
+        """The map of every `apart`-th pixel of images from (r, s) on, in squares: those of y (None) or of input `at`."""
+        array, pixel = (y, int(call.channels("out", 0))) if at is None else (call.ins[at], int(call.channels("in", at)))
+        line = apart * g.Q * pixel
+        strides = (apart * pixel, apart * line, apart * g.P * line)
+        return tensor_maps.encode_tiled(array, (g.K, g.Q, g.P, g.N), square, first=r * line + s * pixel, strides=strides)
 
     apart = 1 if g.phases == 1 else 2
-    staged = [y] if e.kind in ("rows", "moments") else [y, x, *more]
-    outputs = [output(each, r, s, apart) for each in staged for r in range(apart) for s in range(apart)]
+    outputs = [] if stored == "pool" else [output(at, r, s, apart) for at in (None, *staged) for r in range(apart) for s in range(apart)]
     maps = tensor_maps.upload(
         *(source(u, v) for u in range(step) for v in range(step)),
         tensor_maps.encode_tiled(call.packed, (_row(g, kind), g.phases * g.K), (kind.channels, tile.BN)),
-        *([] if stored == "pool" else outputs),
+        *outputs,
     )
     down, across = patch.tiles_of(g, tile)
     scalars = (g.N, whole(g.C, kind.channels), g.P, g.Q, g.K, g.top, g.left, across, down * across)
     args = (maps, b, biased, floor, y, y if e.second is None else e.second, *norm, *(np.int32(v) for v in scalars))
     kernel = correlate_patches(tile, kind.name, w, stored, call.attrs.get("activation", ""), _activation(e))
     shared = patch.shared_bytes(tile, kind, w) + patch.sums_bytes(tile, kind, e.kind)
-    return Launch(kernel, tile.resident, patch.threads_of(tile, e.kind), args, shared, keep=(maps, call.ins[0], call.packed, x, more))
+    return Launch(kernel, tile.resident, patch.threads_of(tile, e.kind), args, shared, keep=(maps, call.ins, call.packed))
 
 
 def _split(call: Call, kind: Kind) -> tuple[Any, Any, list[Launch]]:

@@ -119,9 +119,10 @@ def moves(kind_name: str) -> tuple[Any, Any, Any]:
 
 @cache
 def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any:
-    """Device function (stage, x, y, t, m0, n0, GM, K, Q, r, s): rows at `stage` to the pixels m0… of y, channels n0…
+    """Device function (stage, x, y, t, m0, n0, GM, K, Q, r, s, apart, x_apart): rows at `stage` to the pixels m0… of y, channels n0…
 
     mask: only where x > 0, else 0. interleaved: pixel (i, j) of the tile is pixel (2i + r, 2j + s) of y, whose rows are 2Q long.
+    Pixels of y lie `apart` elements from each other, those of x `x_apart`.
     """
     kind = KINDS[kind_name]
     PITCH, THREADS, CHUNK = pitch(tile, kind), tile.groups * WARPGROUP, 16 // kind.result
@@ -133,7 +134,7 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
     load, keep, store = moves(kind_name)
 
     @jit(device=True)
-    def run(stage, x, y, t, m0, n0, GM, K, Q, r, s):
+    def run(stage, x, y, t, m0, n0, GM, K, Q, r, s, apart, x_apart):
         masks = cuda.local.array(WORDS, u4)
         row = t >> CHUNKS
         chunk = t & LAST
@@ -152,7 +153,7 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
                     if interleaved:
                         above = m // Q
                         masked = (2 * above + r) * 2 * Q + 2 * (m - above * Q) + s
-                    x0, x1, x2, x3 = load(x, masked * K + channel, m < end)
+                    x0, x1, x2, x3 = load(x, masked * x_apart + channel, m < end)
                     masks[4 * i], masks[4 * i + 1], masks[4 * i + 2], masks[4 * i + 3] = x0, x1, x2, x3
             for i in range(BATCH):
                 m = m0 + row + (batch * BATCH + i) * STEP
@@ -165,7 +166,7 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
                     if interleaved:
                         line = m // Q
                         pixel = (2 * line + r) * 2 * Q + 2 * (m - line * Q) + s
-                    store(y, pixel * K + channel, w0, w1, w2, w3)
+                    store(y, pixel * apart + channel, w0, w1, w2, w3)
 
     return run
 

@@ -46,9 +46,10 @@ def correlate(
     taps = taps_of(spans, 0, 0)
 
     @jit(launch_bounds=(THREADS, tile.blocks))
-    def correlate_kernel(maps, b, biased, floor, x, y, second, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps):
+    def correlate_kernel(maps, b, biased, floor, x, y, second, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps, apart, x_apart):
         """y[m,n] = epilogue(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`. b has `biased` elements, K or none.
         second: where the argmax of a pooling goes, or moments, each block's rows one chunk.
+        Pixels of y lie `apart` elements from each other, those of x `x_apart`.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    ⌈GM/BM⌉ · phases · ⌈K/BN⌉ blocks, those of one BM rows next to each other, so that they read the source together; phases of unequal
@@ -110,7 +111,7 @@ def correlate(
             if POOL:
                 store_pooled(ring, y, second, t, m0, n0, GM, K, Q)
             else:
-                store(ring, x, y, t, m0, n0, GM, K, Q, r, s)
+                store(ring, x, y, t, m0, n0, GM, K, Q, r, s, apart, x_apart)
                 if MOMENTS:
                     moments(ring, second, t, m0, n0, GM, K, tile_m, (GM + (BM - 1)) // BM)
 
