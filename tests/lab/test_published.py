@@ -57,6 +57,35 @@ def test_figures_in_sentences_are_those_of_the_tables():
     assert 3 <= min(gains) <= max(gains) <= 4
 
 
+ROOT = STUDIES.parents[1]
+PHASES = {
+    "serial CPU program": "ladder.md#before-the-first-step-serial-loops",
+    "naive kernels": "ladder.md#step-1-one-thread-per-result",
+    "shared-memory tiles": "ladder.md#step-2-a-tile-with-its-halo",
+    "tree reduction": "ladder.md#sum-2-a-tree",
+    "implicit im2col GEMM": "ladder.md#step-3-implicit-gemm",
+    "features and the SVM": "tutorial.md#from-images-to-a-confusion-matrix",
+}
+"""Phases of the report, and the section that has each."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_stranger_finds_each_phase_by_two_clicks(page, phase):
+    """One to the page of the report's phases, one from the row that is named as the report names it."""
+    start = (ROOT / page).read_text(encoding="utf-8")
+    links = [(ROOT / page).parent / link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", start) if "://" not in link]
+    report = STUDIES / "report.md"
+    assert report in links
+    (row,) = [line for line in report.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {phase} |") and "](" in line]
+    assert f"](../{PHASES[phase]})" in row
+
+
+def test_the_link_to_the_phases_stands_on_the_first_screen():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.index("docs/studies/report.md") < text.index("![")
+
+
 def test_every_study_says_what_it_did_and_how_to_repeat_it():
     for path in STUDIES.glob("*.md"):
         text = path.read_text(encoding="utf-8")

@@ -6,7 +6,10 @@ from typing import Any
 
 
 def origin(*environments: dict[str, Any]) -> str:
-    """Device, versions and command of the last section of a table, and how many other commands; from when to when; all revisions."""
+    """Device, versions and command of the last section of a table, and how many other commands; from when to when; all revisions.
+
+    And whether kernels of any of them have other code today.
+    """
     environment = environments[-1]
     versions = environment["versions"]
     driver = f"driver {environment['driver']}" if environment["driver"] else ""
@@ -18,4 +21,5 @@ def origin(*environments: dict[str, Any]) -> str:
     others = len({one["command"] for one in environments}) - 1
     command = f"`{environment['command']}`" + (f" and {others} other command{'s' * (others > 1)}" if others else "")
     words = (environment["device"].split(" (")[0], driver, *packages, date, revision, command)
-    return f"{', '.join(word for word in words if word)}."
+    since = " The code of its kernels has changed since." if any(one.get("changed") for one in environments) else ""
+    return f"{', '.join(word for word in words if word)}.{since}"

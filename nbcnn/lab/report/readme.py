@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nbcnn.lab.measure import schema
+from nbcnn.lab.measure import schema, sources
 from nbcnn.lab.measure.results import RESULTS
 from nbcnn.lab.report import (
     classes,
@@ -34,7 +34,7 @@ from nbcnn.lab.report import readme_laboratory as laboratory
 from nbcnn.lab.report import readme_series as series
 from nbcnn.lab.report import readme_tensorcore as tensorcore
 from nbcnn.lab.report.stamp import stamp
-from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
+from nbcnn.lab.report.tables import GPU, footer, joined, kept, markdown, measured, section
 from nbcnn.lab.studies.ladder import chart as rung_chart
 from nbcnn.lab.studies.nets import mib
 
@@ -178,6 +178,8 @@ def pictures() -> dict[str, str]:
 
 
 def main() -> int:
+    files = {path.name: kept(path.name)["sections"] for path in sorted(RESULTS.glob("*.json"))}
+    sources.write(sources.record(files, sources.in_git))
     for path, text in documents().items():
         path.write_text(rewritten(text), encoding="utf-8")
     front.chart(DOCS / "pictures" / front.PICTURE)

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbcnn.lab.measure import results
 from nbcnn.lab.report.support import gpu_of
-from nbcnn.lab.report.tables import GPU, Table, footer, kept
+from nbcnn.lab.report.tables import GPU, Table, footer, kept, section
 from nbcnn.lab.studies.nets import fastest, groups
 
 Row = Mapping[str, Any]
@@ -100,8 +100,7 @@ def _origins(other: str, shown: Callable[[str], set[str]]) -> str:
     """Where the figures of both GPUs are from."""
     lines = []
     for file in (other, GPU):
-        sections = kept(file)["sections"]
-        lines.append(footer(*(sections[name]["environment"] for name in sorted(shown(file)))).strip())
+        lines.append(footer(*(section(file, name)[1] for name in sorted(shown(file)))).strip())
     return "\n\n" + "\n\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nbcnn.lab.measure import results
+from nbcnn.lab.measure import results, sources
 from nbcnn.lab.report import page
 from nbcnn.lab.report.origin import origin
 
@@ -77,9 +77,9 @@ def _read(path: Path, changed: int, size: int) -> dict[str, Any]:
 
 
 def section(file: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows and environment of one section. Raises KeyError if it was never measured."""
+    """Rows and environment of one section, and in it whether its kernels have `changed` since. Raises KeyError if it was never measured."""
     found = kept(file)["sections"][name]
-    return found["rows"], found["environment"]
+    return found["rows"], found["environment"] | {"changed": sources.changed(file, name, found["environment"])}
 
 
 def measured(file: str, name: str) -> bool:
