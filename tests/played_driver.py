@@ -123,6 +123,7 @@ FUNCTIONS = {
     "cuMemFreeHost": _free,
     "cuMemcpyHtoDAsync": _copy,
     "cuMemcpyDtoHAsync": _copy,
+    "cuMemcpyDtoDAsync": _copy,
     "cuStreamCreate": lambda flags: (OK, next(_handles)),
     "cuStreamDestroy": lambda stream: (OK,),
     "cuStreamSynchronize": _wait,

@@ -226,7 +226,7 @@ def _of_dlpack(x: Any, name: str) -> DeviceArray:
     _check_contiguous(shape, strides, name)
     # The capsule frees what it holds when it dies, as nobody renames it.
     flat = driver.Array(prod(shape), dtype, (tensor.data or 0) + tensor.byte_offset, (capsule, x))
-    return DeviceArray(flat, shape, _recorded(stream), stream)
+    return DeviceArray(flat, shape, recorded(stream), stream)
 
 
 def _of_interface(x: Any, interface: dict[str, Any], name: str) -> DeviceArray:
@@ -240,11 +240,12 @@ def _of_interface(x: Any, interface: dict[str, Any], name: str) -> DeviceArray:
     if interface.get("version", 0) < 3:
         driver.finish()  # it says nothing of streams, so everything that was enqueued is waited for
     elif theirs is not None:
-        _recorded(int(theirs)).wait(stream)
-    return DeviceArray(driver.Array(prod(shape), dtype, int(interface["data"][0] or 0), x), shape, _recorded(stream), stream)
+        recorded(int(theirs)).wait(stream)
+    return DeviceArray(driver.Array(prod(shape), dtype, int(interface["data"][0] or 0), x), shape, recorded(stream), stream)
 
 
-def _recorded(stream: Any) -> driver.Event:
+def recorded(stream: Any) -> driver.Event:
+    """An event behind everything that is on `stream` now: what a `DeviceArray` is ready at."""
     event = driver.Event(timing=False)
     event.record(stream)
     return event

@@ -278,6 +278,14 @@ class Array:
             if source is not values:
                 synchronize(stream)
 
+    def copy_from(self, other: Array, stream: Any = None) -> None:
+        """Copy another array of the GPU here, in order with what `stream` runs. Raises ValueError if sizes or dtypes differ."""
+        if other.size != self.size or other.dtype != self.dtype:
+            raise ValueError(f"{other.dtype} × {other.size} do not fit into {self.dtype} × {self.size}")
+        if self.size:
+            api = device().api
+            checked(api.cuMemcpyDtoDAsync(self._pointer(api), other._pointer(api), self.nbytes, handle_of(stream)), "copy on the GPU")
+
     def copy_to_host(self, stream: Any = None) -> np.ndarray:
         """A fresh host copy, after what `stream` has to run."""
         made = np.empty(self.size, self.dtype)

@@ -23,6 +23,7 @@ from nbcnn.model.definition import of_values, with_loss
 from nbcnn.model.evaluation import evaluated, probabilities, split
 from nbcnn.model.examples import batches_of, from_dataset, set_aside, targets_of, validation_of
 from nbcnn.model.history import History
+from nbcnn.model.step import TrainingStep
 from nbcnn.model.training import Data, Past, new_folder, train
 from nbcnn.model.turns import in_turn
 from nbcnn.model.views import PLAIN, Views
@@ -303,7 +304,7 @@ class Model(Weights):
                 raise UsageError("x is a callable, whose batches bring their y: leave y out")
 
             def learn(examples: Any) -> tuple[Net, Form | Forms]:
-                form = self._learn(examples, channels_last)
+                form = self.learn_from(examples, channels_last)
                 return self.build(form.shape).net, form
 
             images, targets, batches = batches_of(x, self._trained.epochs, batch_size, steps_per_epoch, learn, channels_last)
@@ -317,14 +318,14 @@ class Model(Weights):
             if steps_per_epoch is not None:
                 raise UsageError("steps_per_epoch is for a callable; arrays have as many steps as batches: leave it out")
             if hasattr(x, "train_images"):  # whether its labels or its masks are wanted follows from the network's output
-                self.build(self._learn(x.train_images, channels_last).shape)
+                self.build(self.learn_from(x.train_images, channels_last).shape)
                 self._take_classes(x)
             x, y, validation_data = on_gpu.device_arrays(x, y, validation_data)
             x, y, validation_data, name = from_dataset(x, y, validation_data, self.loss.needs_labels, self._of_pixels())
             if isinstance(x, DeviceArray):
-                images, name = self._learn_on_gpu(x, channels_last), files.ON_GPU
+                images, name = self.learn_on_gpu(x, channels_last), files.ON_GPU
             else:
-                images = self._learn(x, channels_last).take(x, channels_last)
+                images = self.learn_from(x, channels_last).take(x, channels_last)
                 self.build(images.shape[1:])
             targets = targets_of(self.net, y, x, len(images), channels_last)
         assert self.form is not None
@@ -350,13 +351,39 @@ class Model(Weights):
                 verbose=verbose,
             )
 
+    @in_turn
+    def step(self, optimizer: Optimizer | str | None = None, *, steps: int = 1, steps_per_epoch: int = 1) -> TrainingStep:
+        """A training step for a loop of your own, whose loss any program may make: `forward`, `backward`, `update` (`TrainingStep`).
+
+        optimizer  as `fit` takes it. steps, steps_per_epoch  what a schedule of learning rates is laid over; behind the last step its last rate
+                   holds, and a plain number needs neither.
+        The model's own loss takes no part. Raises UsageError before the network is built, for a network with several inputs, for layers that draw
+        random numbers (Dropout), and in precision fp16, which scales the loss.
+
+        Example, with the mean squared error as the loss:
+            >>> import numpy as np, nbcnn
+            >>> x, t = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
+            >>> model = nbcnn.Model([nbcnn.Linear(2)], mode="cpu").build((3,))
+            >>> step = model.step(nbcnn.SGD(lr=0.1, momentum=0))
+            >>> losses = []
+            >>> for _ in range(30):
+            ...     y = step.forward(x)
+            ...     losses.append(float(((y - t) ** 2).mean()))
+            ...     step.backward(2 * (y - t) / y.size)
+            ...     step.update()
+            >>> losses[-1] < 0.01 * losses[0]
+            True
+        """
+        steps, steps_per_epoch = whole_number("step", "steps", steps), whole_number("step", "steps_per_epoch", steps_per_epoch)
+        return TrainingStep(self, optimizer_of(optimizer), self._factors, steps, steps_per_epoch)
+
     def _take_classes(self, data: Any) -> None:
         """Take the names of the classes of a data set, unless the model has some: of its masks where the network classifies pixels."""
         named = data.masks if self._of_pixels() else data
         if self.classes is None and self.net.takes_classes and named is not None and len(named.classes or ()) == self.net.classes:
             self.classes = tuple(named.classes)
 
-    def _learn(self, x: Any, channels_last: bool | None) -> Form | Forms:
+    def learn_from(self, x: Any, channels_last: bool | None) -> Form | Forms:
         """The form of examples, from `x` if they are the first."""
         if not self._learnt and isinstance(self.form, Forms):
             self.form.take(x, channels_last)  # says what is wrong with them
@@ -368,7 +395,7 @@ class Model(Weights):
         assert self.form is not None
         return self.form
 
-    def _learn_on_gpu(self, x: DeviceArray, channels_last: bool | None) -> DeviceArray:
+    def learn_on_gpu(self, x: DeviceArray, channels_last: bool | None) -> DeviceArray:
         """Examples that lie on the GPU, checked; the network is built, and learns their form, if they are the first."""
         if not self._learnt and not isinstance(self.form, Forms):
             self.learn(on_gpu.form_on_gpu(x, self._net.input_shape if self._net else None))

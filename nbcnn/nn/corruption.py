@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.layer import Built, NoParams, counts, images
-from nbcnn.plan.graph import Buf, Tape
+from nbcnn.plan.graph import Buf, Named, Tape
 from nbcnn.plan.op import Op
 
 
@@ -174,3 +175,18 @@ class Dropout(NoParams):
             return dx
 
         return y, backward
+
+
+def draws(layer: Any) -> bool:
+    """Whether a layer draws random numbers by the example's place in a data set, which arrays of the caller's own do not have."""
+    return isinstance(layer, Dropout | Noise | MaskSquares)
+
+
+def inside(layers: Sequence[Named]) -> list[Named]:
+    """Named layers, with those inside of a Residual."""
+    made: list[Named] = []
+    for name, layer in layers:
+        made.append((name, layer))
+        if hasattr(layer, "named_body"):
+            made += inside(layer.named_body(name))
+    return made

@@ -38,7 +38,7 @@ FORWARD, BACKWARD, PARAMETERS = "forward", "backward", "parameters"
 
 
 class Function:
-    """y = f(x; parameters, states) of `layers`, a list of them or a graph with one input and one output, without a loss.
+    """y = f(x; parameters, states) of `layers`, a list of them or a graph with one input, without a loss.
 
     shape        of a whole batch of inputs. row, device  where it runs.
     training     in which form layers are recorded. gradients  whether a backward pass is planned.
@@ -46,9 +46,10 @@ class Function:
     fusing       fuse steps, where the row has ops for it.
 
     `run` takes flat arrays of the device by name: "x", "y", "dy", "dx", "kept" and "arena" (uint8), parameters and states by their names, and
-    gradients of parameters by "grad." and theirs. `input_shape` and `output_shape` are shapes of batches, `params` and `states` shapes by name,
-    `kept_bytes` and `arena_bytes` sizes; `reads` names which of "x" and "y" the backward pass reads. States are updated in place. `no_gradient` says
-    why there is no backward pass, where one was wanted and a layer has none in this form.
+    gradients of parameters by "grad." and theirs; of several outputs the further ones are "y2", "y3", … with "dy2", …. `input_shape`,
+    `output_shape` (of y) and `output_shapes` (by the name of each output) are shapes of batches, `params` and `states` shapes by name,
+    `kept_bytes` and `arena_bytes` sizes; `reads` names which of "x" and the outputs the backward pass reads. States are updated in place.
+    `no_gradient` says why there is no backward pass, where one was wanted and a layer has none in this form.
 
     Raises UsageError for layers that are no function, and ShapeError where they do not fit.
     """
@@ -69,24 +70,26 @@ class Function:
             raise UsageError(f"mode {row.mode} computes in float32; float64 is for the CPU")
         self.device, self._bound = device, OrderedDict[Any, list[Any]]()
         tape, x = Tape(training), Buf("x", shape, home="io")
-        (y, *more), back = trace_nodes(tape, wired(layers), [x])
-        if more:
-            raise UsageError("a function has one output, and these layers have several")
-        dy = Buf("dy", y.shape, home="io")
-        ends = {y.root: Buf("y", y.shape, home="io")}
+        made, back = trace_nodes(tape, wired(layers), [x])
+        ys = {f"y{at}" if at > 1 else "y": y for at, y in enumerate(made, 1)}
+        dys = [Buf(f"d{name}", y.shape, home="io") for name, y in ys.items()]
+        ends = {y.root: Buf(name, y.shape, home="io") for name, y in ys.items()}
         self.no_gradient = ""
         if gradients:
             count = len(tape.steps)
             try:
-                dx = back([dy])[0]
+                dx = back(dys)[0]
                 ends[dx.root] = Buf("dx", dx.shape, home="io")
             except ValueError as error:
                 # A norm in evaluation: its output is wanted all the same, and whoever asks for a gradient is told then.
                 self.no_gradient = str(error)
                 del tape.steps[count:]
-        if x in ends or dy in ends:
+        if x in ends or any(dy in ends for dy in dys):
             raise UsageError("these layers compute nothing: they give their input back")
-        self.input_shape, self.output_shape = x.shape, y.shape
+        if len({y.root for y in made}) < len(made):
+            raise UsageError("two outputs of these layers are the same value: give it once")
+        self.input_shape, self.output_shape = x.shape, made[0].shape
+        self.output_shapes = {name: y.shape for name, y in ys.items()}
         self.params = {name: buf.shape for name, buf in tape.params.items()}
         self.states = {name: buf.shape for name, buf in tape.states.items()}
         # A parameter of the caller is to a plan what another step's weight is, which has an array of its own and one axis.
@@ -103,7 +106,8 @@ class Function:
     def _cut(self, plan: Plan) -> None:
         """Cut the plan where the first step reads dy, and give what the second part reads of the first a place in what is kept."""
         steps = plan.steps
-        at = next((number for number, item in enumerate(steps) if any(_is(root, "dy") for root in _reads(item))), len(steps))
+        grads = [f"d{name}" for name in self.output_shapes]
+        at = next((number for number, item in enumerate(steps) if any(_is(root, *grads) for root in _reads(item))), len(steps))
         first, second = steps[:at], steps[at:]
         written = {buf.root for item in first for buf in item.step.outs if buf.root.home == "arena"}
         self._kept: dict[Buf, int] = {}
@@ -112,7 +116,7 @@ class Function:
             if root in written:
                 self._kept[root] = self.kept_bytes
                 self.kept_bytes += align(root.nbytes, ALIGNMENT)
-        self.reads = tuple(name for name in ("x", "y") if any(_is(root, name) for item in second for root in _reads(item)))
+        self.reads = tuple(name for name in ("x", *self.output_shapes) if any(_is(root, name) for item in second for root in _reads(item)))
         # A step may make the gradient of the input beside those of parameters: where nobody asks for it, it is a temporary.
         spare = {buf.root: replace(buf.root, home="arena") for item in second for buf in item.step.outs if _is(buf.root, "dx")}
         alone = [replace(item, step=_swapped([item.step], lambda root: spare.get(root, root))[0]) for item in _leading_to_gradients(second)]
@@ -145,13 +149,17 @@ class Function:
             if key not in self._bound:
                 while len(self._bound) >= BOUND:
                     self._bound.popitem(last=False)
-                with ALONE:
-                    made = self._launches(part, arrays)
-                    compile_all(made)
-                self._bound[key] = made
+                self._bound[key] = self.bound(part, arrays)
             self._bound.move_to_end(key)
             for launch in self._bound[key]:
                 launch.run(stream)
+
+    def bound(self, part: str, arrays: Mapping[str, Any]) -> list[Any]:
+        """The launches of a part, compiled, and bound to these arrays."""
+        with ALONE:
+            made = self._launches(part, arrays)
+            compile_all(made)
+            return made
 
     def _launches(self, part: str, arrays: Mapping[str, Any]) -> list[Any]:
         """The launches of a part, bound to these arrays."""
@@ -193,8 +201,8 @@ def _swapped(steps: Sequence[Step], of: Callable[[Buf], Buf]) -> list[Step]:
     return [replace(step, ins=tuple(map(swap, step.ins)), outs=tuple(map(swap, step.outs))) for step in steps]
 
 
-def _is(root: Buf, name: str) -> bool:
-    return root.home == "io" and root.name == name
+def _is(root: Buf, *names: str) -> bool:
+    return root.home == "io" and root.name in names
 
 
 def _reads(item: Planned) -> list[Buf]:

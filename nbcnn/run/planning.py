@@ -204,7 +204,7 @@ class Training:
                     value = self._accumulate(tape, value, share.count, size, self.team.share(batch).weight, number == 1, ends)
                 if ends:
                     self._leave_frozen(tape)
-                    self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
+                    self.record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
             attrs = {"count": share.count} | ({} if ends else {"steps": 0}) | (self._scaled if training else {})
             tape.emit(Op("advance"), [value, state, sums, *([tape.count] if tape.count and ends else [])], [state, sums], "advance", **attrs)
         return self.net.merged(drop_dead(tape.steps), bufs)
@@ -233,7 +233,7 @@ class Training:
         tape.count = count
         return batch_loss
 
-    def _record_update(self, tape: Tape, state: Buf, weight: float) -> None:
+    def record_update(self, tape: Tape, state: Buf, weight: float) -> None:
         """Add the ranks' gradients, of which this one's counts `weight`, and update the weights; nothing where there are none."""
         layout, grads = self.net.params.layout, self.net.flat_grads
         if not layout.size:

@@ -22,10 +22,9 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.gpu.driver import Array
-from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
+from nbcnn.nn.corruption import draws, inside
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layer import parameters, sized, states
-from nbcnn.nn.layers import Residual
 from nbcnn.nn.params import INITS, ParameterLayout
 from nbcnn.plan.graph import named
 from nbcnn.run.function import BACKWARD, FORWARD, PARAMETERS, Function
@@ -222,6 +221,8 @@ class Layers(torch.nn.Module):
         self._single = not isinstance(layers, Sequence)
         made: Any = layers if isinstance(layers, Graph) else [layers] if self._single else list(layers)
         _check(made)
+        if isinstance(made, Graph) and len(made.outputs) > 1:
+            raise UsageError("a module has one output, and these layers have several: make one of each part, or train them by nbcnn.Model")
         if input_shape is not None:
             made = sized(made, tuple(int(n) for n in input_shape))
         elif isinstance(made, Graph):
@@ -288,20 +289,10 @@ def _first(shapes: dict[str, Any], seed: int, init: str) -> dict[str, np.ndarray
 
 def _check(layers: Sequence[Any]) -> None:
     """Raise UsageError for what is no layer, for losses, and for layers that draw random numbers of a data set."""
-    for name, layer in _inside(named(layers)):
+    for name, layer in inside(named(layers)):
         if isinstance(layer, type) or not hasattr(layer, "build") or hasattr(layer, "needs_labels"):
             raise UsageError(f"{quoted(layer)} is no layer: one is made by its class, as in nbcnn.ReLU(); losses are PyTorch's there")
         if getattr(layer, "prepares", False):
             raise UsageError(f"{name} is fitted to images by nbcnn.dictionary and has no gradient: use it in a nbcnn.Model")
-        if isinstance(layer, Dropout | Noise | MaskSquares):
+        if draws(layer):
             raise UsageError(f"{name} draws random numbers by the example's place in a data set, which a module does not know: use PyTorch's own")
-
-
-def _inside(layers: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """The layers with those inside of a Residual."""
-    made = []
-    for name, layer in layers:
-        made.append((name, layer))
-        if isinstance(layer, Residual):
-            made += _inside(layer.named_body(name))
-    return made

@@ -163,3 +163,9 @@ def test_what_the_pages_say_works(tmp_path):
                 run(sys.executable, "-c", code)
     assert (tmp_path / "net.safetensors").stat().st_size < (tmp_path / "runs" / "second" / "checkpoint-best.safetensors").stat().st_size
     assert (tmp_path / "found.csv").read_text().count("\n") >= 24
+
+
+def test_loops_of_ones_own_are_short():
+    for page in ("gan", "distillation", "contrastive"):
+        ((language, code),) = blocks(page)
+        assert (language, code.count("\n") <= 60) == ("python", True), page
