@@ -102,7 +102,7 @@ BESIDE = {
     "what an expert would write, ms": lambda rows: peer_ms(rows, True),
     "mode": None,
     "precision": None,
-    "MiB: nbcnn / it": lambda rows: [planned(rows[0]), mib(least(peers(rows)))] if "planned_bytes" in rows[0] else None,
+    "MiB: nbcnn / it": lambda rows: [planned(rows[0]) if "planned_bytes" in rows[0] else mib(rows[0]), mib(least(peers(rows)))],
 }
 
 
@@ -120,7 +120,7 @@ def speed() -> list[Part]:
 
 def tensorcore() -> list[Part]:
     steps = ("bf16-1024", "bf16-256", "bf16-64", "bf16-1", "tf32-1024", "fp32-1024")
-    return [([rows_of(f"step-tensorcore-{step}") for step in steps], BESIDE)]
+    return [([newest(f"step-tensorcore-{step}") for step in steps], BESIDE)]
 
 
 def step() -> list[Part]:
@@ -363,14 +363,16 @@ def predict(lines: list[list[str]]) -> list[Part]:
 
 def steps_of(file: dict[str, Any]) -> dict[Any, tuple[Row, Row]]:
     found: dict[Any, tuple[Row, Row]] = {}
+    dates: dict[Any, str] = {}
     for kind in ("step", "nets"):
         for name in names(kind, file):
             parts = [rows_of(name, file)] if kind == "step" else list(groups(rows_of(name, file), "what", "precision").values())
             for ours, *others in parts:
                 best = least([row for row in others if row["form"].startswith("PyTorch") and not row.get("expert") and "step_ms" in row])
                 key = (ours.get("what", "autoencoder"), ours["form"].removeprefix("nbcnn "), ours.get("precision", "fp32"), ours["batch"])
-                if best and "step_ms" in ours:
-                    found.setdefault(key, (ours, best))
+                date = file[name]["environment"]["date"]
+                if best and "step_ms" in ours and date > dates.get(key, ""):
+                    found[key], dates[key] = (ours, best), date
     return found
 
 
@@ -697,10 +699,12 @@ def mnist() -> list[Part]:
 
 
 def quality() -> list[Part]:
-    lines: list[tuple[list[float], float, float]] = []
+    lines: list[tuple[list[float], Any, float]] = []
     for row in (row for job in ("main", "baselines", "per-image") for row in rows_of(f"quality-{job}")):
         if row["what"].startswith("train"):
-            lines.append(([row["test_loss"]], row["seconds"], row["wall_seconds"]))
+            keys = ("mode", "precision", "epochs", "seed")
+            later = [other["seconds"] for other in rows_of("quality-precisions") if all(other[key] == row[key] for key in keys)]
+            lines.append(([row["test_loss"]], [row["seconds"], *later], row["wall_seconds"]))
         elif row["what"] == "features":
             lines.append(([row["width"]], row["compute_seconds"], row["wall_seconds"]))
         else:

@@ -323,6 +323,16 @@ def test_a_step_that_was_timed_again_since_stands_with_its_new_time(tmp_path, mo
         assert front.newest("step-tensorcore-fp32-1024")[0][0]["step_ms"]["median"] == expected
 
 
+def test_a_step_has_one_time_in_all_documents():
+    """A step that was timed twice had the old time on one page and the new one on another."""
+    found = {"README.md": ("| tensorcore | fp32 | 1,024 |", 4), "docs/results/training-step.md": ("| fp32 | 1,024 |", 3)}
+    found |= {"docs/results/devices.md": ("| autoencoder | tensorcore fp32 | 1,024 |", 7)}
+    lines = {page: (readme.ROOT / page).read_text(encoding="utf-8").splitlines() for page in found}
+    times = {page: [line.split("|")[at] for line in lines[page] if line.startswith(start)] for page, (start, at) in found.items()}
+    assert [len(each) for each in times.values()] == [1, 1, 1]
+    assert len({each[0] for each in times.values()}) == 1, times
+
+
 def test_times_in_sentences_are_the_newest_measurement():
     (ours, *_), _ = section(GPU, "nets-fp32-autoencoder")
     said = [number for text in readme.documents().values() for number in re.findall(r"(?:takes|take) (\d+\.\d{3}) ms(?: now)?", text)]

@@ -94,12 +94,15 @@ def quality() -> str:
     """What comes out: reconstruction error, features, accuracy."""
     rows = [row for job in ("main", "baselines", "per-image") for row in section(GPU, f"quality-{job}")[0]]
     environment = section(GPU, "quality-main")[1]
+    since = section(GPU, "quality-precisions")[0] if measured(GPU, "quality-precisions") else []
     lines: list[tuple[str, ...]] = []
     for row in rows:
         seed = f"seed {row['seed']}"
         if row["what"].startswith("train"):
             name = "per-image recipe, 20 epochs" if "per-image" in row["what"] else "default recipe, 15 epochs"
-            lines.append((f"{name}, {seed}", f"test MSE {row['test_loss']:.5f}", f"{row['seconds']:.1f} s", f"{row['wall_seconds']:.0f} s"))
+            same = [other for other in since if all(other[key] == row[key] for key in ("mode", "precision", "epochs", "seed"))]
+            took = ", later ".join(f"{one['seconds']:.1f} s" for one in (row, *same))
+            lines.append((f"{name}, {seed}", f"test MSE {row['test_loss']:.5f}", took, f"{row['wall_seconds']:.0f} s"))
         elif row["what"] == "features":
             lines.append(
                 (

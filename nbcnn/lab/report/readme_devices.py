@@ -48,9 +48,13 @@ def _short(file: str) -> str:
 def _steps(file: str) -> dict[Key, tuple[Row, Row]]:
     """Our training steps in a file with the fastest of PyTorch's forms, and the section of each as `from`: of `bench step`, then of `bench nets`.
 
-    Of a network that both commands timed at one batch it is the row of `bench step`.
+    Of a network that both commands timed at one batch it is the newer row; of one date that of `bench step`.
     """
     found: dict[Key, tuple[Row, Row]] = {}
+
+    def date(name: str) -> str:
+        return str(kept(file)["sections"][name]["environment"]["date"])
+
     for kind in ("step", "nets"):
         for name in results.of_kind(kept(file), kind):
             rows = kept(file)["sections"][name]["rows"]
@@ -58,8 +62,8 @@ def _steps(file: str) -> dict[Key, tuple[Row, Row]]:
                 best = fastest([row for row in peers if row["form"].startswith("PyTorch") and not row.get("expert")])
                 mode = ours["form"].removeprefix("nbcnn ")
                 key = (str(ours.get("what", AUTOENCODER)), mode, str(ours.get("precision", "fp32")), int(ours["batch"]))
-                if "step_ms" in ours and best:
-                    found.setdefault(key, ({**ours, "from": name}, best))
+                if "step_ms" in ours and best and (key not in found or date(name) > date(found[key][0]["from"])):
+                    found[key] = ({**ours, "from": name}, best)
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nbcnn.lab.report import sections
+from nbcnn.lab.report.readme_front import newest
 from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
 from nbcnn.train.plots import write_png
 
@@ -18,7 +19,7 @@ PRECISIONS = ("bf16", "tf32", "fp32")
 
 def step() -> str:
     """The whole training step against the fastest code that a typical user would write in the same precision, and that of an expert."""
-    found = [(precision, *section(GPU, name)) for precision, batch in STEPS if measured(GPU, name := f"step-tensorcore-{precision}-{batch}")]
+    found = [(precision, *newest(name)) for precision, batch in STEPS if measured(GPU, name := f"step-tensorcore-{precision}-{batch}")]
     table = joined([sections.beside_peers(rows).labelled("precision", precision) for precision, rows, _ in found])
     return table.filled().markdown() + footer(*(environment for *_, environment in found))
 

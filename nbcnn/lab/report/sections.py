@@ -154,7 +154,8 @@ def beside_peers(rows: Sequence[Row]) -> Table:
         its, form = best["step_ms"]["median"], best["form"].removesuffix(" by an expert").removeprefix("PyTorch ")
         cells += [f"{its:.3f} ({FORMS.get(form, form)})", f"**{its / mine:.2f}×**"]
     least = min(user, key=lambda peer: peer["step_ms"]["median"], default=None)
-    memory = f"{planned_mib(ours):,.0f} / {mib(least)}" if "planned_bytes" in ours and least else ""
+    own = f"{planned_mib(ours):,.0f}" if "planned_bytes" in ours else mib(ours)
+    memory = f"{own} / {mib(least)}" if least else ""
     line = (f"{ours['batch']:,}", f"**{mine:.3f}**", _rate(ours), *cells, memory)
     return Table(("batch", "nbcnn ms", "images/s", "what a user would write, ms", "ours is", EXPERT, "ours is", MEMORY), (line,), 0)
 
