@@ -979,7 +979,7 @@ def shown(text: str) -> Iterator[tuple[str, list[float]]]:
 
 SENTENCES: dict[str, Callable[[str], Iterator[tuple[str, list[float]]]]] = {
     **{function.__name__: function for function in (headline, others, caption, startup, shown)},
-    **{f"climb_{number}": kernel_step("climb-256", str(number)) for number in range(1, 6)},
+    **{f"climb_{step}": kernel_step("climb-256", step) for step in ("serial", "1", "2", "3", "4", "5")},
     **{f"sums_{number}": kernel_step("sums-256", str(number)) for number in range(1, 4)},
     **{f"hopper_{number}": kernel_step("hopper-1024", str(number)) for number in range(1, 7)},
 }

@@ -3,16 +3,20 @@
 conv1d padded   padded first, then conv1d(groups=C) without padding; the padded series is kept for the gradients, as autograd keeps it
 conv1d cropped  conv1d(groups=C) with padding, its output cropped: what most code writes
 FFT             rfft, product, irfft, as S4ConvD's published code does; the gradients by the same transforms
+cuDNN causal    cuDNN's own causal convolution of series by its frontend, forward, where that and cuDNN 9.22 are installed; both gradients of it come
+                together, so they are no peer of one of ours
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from nbcnn.check import gradcheck
+from nbcnn.files import extras
 from nbcnn.lab.measure.caches import Calls
 from nbcnn.lab.measure.opcases import series_problem
 from nbcnn.lab.peers import torch_step as peers
@@ -20,7 +24,9 @@ from nbcnn.ops.series.dwconv1d import reference
 from nbcnn.plan.op import Op
 
 PATHS = ("fprop", "dgrad", "wgrad")
-FORMS = ("conv1d padded", "conv1d cropped", "FFT")
+FORMS, CAUSAL = ("conv1d padded", "conv1d cropped", "FFT"), "cuDNN causal"
+CUDNN = 92200
+"""The first cuDNN that has a causal convolution of series."""
 Passes = dict[str, Callable[[Any, Any], Any]]
 """By path: a function of x and dy."""
 
@@ -98,7 +104,27 @@ def _transformed(torch: Any, w: Any, x: Any, padding: str) -> Passes:
     }
 
 
-MAKERS = dict(zip(FORMS, (_padded, _cropped, _transformed), strict=True))
+def causal() -> Callable[..., Any] | None:
+    """cuDNN's causal convolution of x (N, C, L), w (C, T) whose first taps are of the oldest values, and b (C); None where it is not installed."""
+    import torch
+
+    if (torch.backends.cudnn.version() or 0) < CUDNN or not extras.installed("cudnn"):
+        return None
+    return getattr(importlib.import_module("cudnn.ops"), "causal_conv1d", None)
+
+
+def _causal(torch: Any, w: Any, x: Any, padding: str) -> Passes:
+    run, turned, zeros = causal(), w.flip(-1).contiguous(), torch.zeros(len(w), device=w.device)
+    assert run is not None
+    return {"fprop": lambda x, dy: run(x, turned, zeros, "identity")}
+
+
+MAKERS = dict(zip((*FORMS, CAUSAL), (_padded, _cropped, _transformed, _causal), strict=True))
+
+
+def forms(padding: str) -> tuple[str, ...]:
+    """The forms that can run here: cuDNN's own is causal."""
+    return (*FORMS, CAUSAL) if padding == "causal" and causal() else FORMS
 
 
 def error(form: str, path: str, shape: tuple[int, int, int, int], padding: str, device: str) -> tuple[float, float]:
@@ -122,9 +148,9 @@ def works(shape: tuple[int, int, int, int], padding: str, device: Any, sets: int
     made: dict[tuple[str, str], Calls] = {}
     w = torch.randn(c, taps, device="cuda") * taps**-0.5
     series = [(torch.randn(n, c, length, device="cuda"), torch.randn(n, c, length, device="cuda")) for _ in range(sets)]
-    for form, maker in MAKERS.items():
-        passes = [maker(torch, w, x, padding) for x, _ in series]
-        for path in PATHS:
+    for form in forms(padding):
+        passes = [MAKERS[form](torch, w, x, padding) for x, _ in series]
+        for path in passes[0]:
             off, limit = error(form, path, shape, padding, "cuda")
             if not off <= limit:
                 raise RuntimeError(f"PyTorch's {form} {path} is not ours: it is off by {off:.1e}, twice our bound is {limit:.1e}")

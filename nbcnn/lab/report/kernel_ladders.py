@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nbcnn.lab.measure.phase import SERIAL
 from nbcnn.lab.report import sections
 from nbcnn.lab.report.tables import GPU, footer, measured, section
 from nbcnn.lab.studies.kernel_ladders import LADDERS, Ladder
@@ -53,4 +54,5 @@ def _name(row: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     **{name: partial(climb, ladder) for name, ladder in LADDERS.items()},
     **{f"{name}_{step.name.split()[0]}": partial(of_step, ladder, step.name) for name, ladder in LADDERS.items() for step in ladder.steps},
+    **{f"{name}_{SERIAL}": partial(of_step, ladder, SERIAL) for name, ladder in LADDERS.items() if ladder.serial},
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +86,29 @@ def test_every_step_is_a_short_file_and_the_gemm_fits_fifty_lines():
     text = (FOLDER / "step3_gemm.py").read_text()
     listing = text[text.index("@jit") : text.index("def traffic")]
     assert len(listing.strip().splitlines()) <= 50
+
+
+def test_the_page_has_every_part_of_every_step():
+    """A file of its own, one idea, a listing that is its code, what limits it, and what was measured; and the file is run by the page's command."""
+    page = (Path(__file__).parents[3] / "docs" / "ladder.md").read_text(encoding="utf-8")
+    parts = {part.splitlines()[0]: part for part in page.split("\n## ") if "](../nbcnn/ops/conv/cuda_ladder/" in part.split("\n\n")[1]}
+    files = {re.search(r"\(\.\./(nbcnn/[^)]*)\)", part)[1]: part for part in parts.values()}
+    assert {Path(file).stem for file in files} == {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "parts"}
+    for file, part in files.items():
+        assert "**The idea.**" in part
+        assert "**What limits it.**" in part
+        assert re.search(r"<!-- table (climb|sums)_\w+ -->\nMeasured: ", part)
+        code = (FOLDER.parents[3] / file).read_text(encoding="utf-8")
+        for line in "\n".join(re.findall(r"```python\n(.*?)```", part, re.S)).splitlines():
+            assert line.strip() in code, f"{file}: {line}"
+
+
+def test_the_problem_of_the_page_is_the_layer():
+    """38.7 GFLOP, 8.4 million sums; megabytes of one image, by its shapes."""
+    shape = replace(ladders.LAYERS[ladders.LAYER], N=256)
+    assert f"{shape.flops() / 1e9:.1f} GFLOP" == "38.7 GFLOP"
+    assert f"{256 * shape.K * shape.P * shape.Q / 1e6:.1f}" == "8.4"
+    assert [4 * size / 2**20 for size in (shape.C * shape.H * shape.W, shape.K * shape.C * 9, shape.K * shape.P * shape.Q)] == [0.25, 1.125, 0.125]
 
 
 def test_a_sum_is_refused_beyond_32_bits():
