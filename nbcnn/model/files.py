@@ -102,8 +102,18 @@ def _form(about: Mapping[str, Any]) -> Form | Forms:
     return Forms(tuple(map(form, layers.inputs, told)))
 
 
+FOREIGN = dict.fromkeys((".h5", ".hdf5", ".keras", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy", ".bin", ".pb", ".tflite", ".json"), "")
+FOREIGN |= {".onnx": "call onnx.save(nbcnn.onnx.to_onnx(model), path)"}
+FOREIGN |= dict.fromkeys((".pt", ".pth"), "call torch.save(nbcnn.torch.state_dict(model), path)")
+"""Suffixes of other programs' files, which a name for a saved model must not have, and how such a file is written, where it can be."""
+
+
 def save(model: Model, path: Path) -> Path:
     """Write `model` to `path`; see `Model.save`."""
+    if (other := path.suffix.lower()) in FOREIGN:
+        line = f"; for a file of {other} {FOREIGN[other]}" if FOREIGN[other] else ""
+        name = path.with_suffix(".safetensors").name
+        raise UsageError(f"a model is saved as a safetensors file, and {quoted(path.name)} names another format: save({name!r}){line}")
     if path.suffix != ".safetensors":
         path = path.with_name(f"{path.name}.safetensors")
     tensors = {f"param.{name}": tensor for name, tensor in model.net.params.as_dict().items()}

@@ -517,7 +517,8 @@ class Model(Weights):
     def save(self, path: Path | str) -> Path:
         """Write the network into one safetensors file: weights, layers, input's shape and form, class names, precision, versions.
 
-        The file is put in place whole or not at all. `nbcnn.load` makes the model of it again. Raises OSError if it cannot be written.
+        The file is put in place whole or not at all. `nbcnn.load` makes the model of it again. A name without the suffix gets it: the path that comes
+        back is the file's. Raises UsageError for the suffix of another format (.h5, .pt, .onnx, …), OSError if it cannot be written.
         """
         return files.save(self, Path(path))
 

@@ -600,6 +600,19 @@ print(model)
     assert ("there is no cuda:63, which was asked for by its name" in done.stdout) == (ends == 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("net.h5", "save('net.safetensors')"), ("net.PT", "nbcnn.torch.state_dict(model)"), ("net.onnx", "onnx.save(nbcnn.onnx.to_onnx(model), path)")],
+)
+def test_a_name_of_another_format_is_refused_with_what_to_write(tmp_path, name, line):
+    model = nbcnn.Model([nbcnn.Linear(2)], mode="cpu").build((3,))
+    with pytest.raises(UsageError, match="names another format") as error:
+        model.save(tmp_path / name)
+    assert line in str(error.value)
+    assert not list(tmp_path.iterdir())
+    assert [model.save(tmp_path / given).name for given in ("net", "net.v2")] == ["net.safetensors", "net.v2.safetensors"]
+
+
 def test_a_normalised_model_is_saved_and_used_with_its_normalisation(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.integers(100, 140, (32, 3, 5, 6), np.uint8)
