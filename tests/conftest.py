@@ -81,7 +81,7 @@ def what_tests_declare_is_forgotten():
         module.forget()
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """A test that asks for the device has the marker `gpu`. What takes longest comes first, so that several processes end together.
 
@@ -106,6 +106,10 @@ def pytest_collection_modifyitems(config, items):
         family.sort(key=lambda item: crc32(item.name.encode()))
         for item in family[ceil(len(family) / 6) :]:
             item.add_marker(pytest.mark.full)
+    yield  # of the markers' own selection
+    if hasattr(config, "workerinput") and not (gpu_device.SIMULATOR or config.stash[NO_GPU]):
+        items.sort(key=lambda item: suite.LONGEST.get(item.path.name, len(suite.LONGEST)))
+        items[:] = suite.dealt(items, config.workerinput["workercount"])
 
 
 @pytest.hookimpl(wrapper=True)

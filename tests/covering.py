@@ -2,20 +2,27 @@
 
 A kernel is made by a factory from arguments: a tile, a precision, an activation, whether there is a bias. Of a test's cases those are run that
 have a value of an argument, or of a field of one, which none before them had, and those whose kernels are compiled already. Left out are new
-combinations of known values; all tiles are run.
+combinations of known values; all tiles are run, each in one precision. Fused ops whose kernels take any activation as a device function are run in
+every row of modes with a ReLU, and with each other activation in one of them (`in_turn`).
 The simulator, which compiles nothing, runs all.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from functools import cache
+from zlib import crc32
 
 import pytest
 
 from nbcnn.check import gradcheck
-from nbcnn.check.one_op import Bound
+from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.gpu import identity, launching
 from nbcnn.gpu.compiler import SIMULATOR
+from nbcnn.gpu.device import Host
+from nbcnn.modes import MODES
+from nbcnn.ops.activations.table import ACTIVATIONS, activated_ops, ops_of
 
 
 def together(cases, key=lambda case: "all", ids=str):
@@ -28,11 +35,49 @@ def together(cases, key=lambda case: "all", ids=str):
     return [pytest.param(of, id=str(name)) for name, of in lists.items()]
 
 
-class Cover:
-    """The values of arguments that the kernels of a test have had."""
+NOT_RELU = {op: name for name, each in ACTIVATIONS.items() if name != "relu" for op in (*activated_ops(name), *ops_of(each))}
+"""The activation of each op with another one than ReLU."""
 
-    def __init__(self) -> None:
+
+def in_turn(key, op) -> bool:
+    """Whether a GPU runs an op in the row `key`: one of NOT_RELU in one of the rows that have kernels of their own for it, the same for all ops of an
+    activation.
+    """
+    rows = _rows_of(op) if op in NOT_RELU else ()
+    return SIMULATOR or not rows or key == rows[crc32(NOT_RELU[op].encode()) % len(rows)]
+
+
+@cache
+def _rows_of(op):
+    """Rows of a GPU that have kernels for an op which no row before has for images that are stored alike."""
+    rows, met = [], set()
+    for key, row in MODES.items():
+        if row.device == "gpu":
+            own = {(impl.bind, row.layout, row.store, row.precision) for _, impl in row.chain(op)}
+            rows += [key] if own - met else []
+            met |= own
+    return tuple(rows)
+
+
+def new_sizes(tiles):
+    """Of tiles those that have a size or a property which none before has."""
+    had = set()
+    for tile in tiles:
+        if new := {(type(tile).__name__, *each) for each in vars(tile).items()} - had:
+            had |= new
+            yield tile
+
+
+class Cover:
+    """The values of arguments that the kernels of a test have had, and those of the tests `before` it: (row, implementation, case, tile) of what they
+    take in other precisions, of which a GPU runs a tile in one.
+    """
+
+    def __init__(self, before=()) -> None:
         self._values, self._kernels = set(), set()
+        for row, impl, case, tile in () if SIMULATOR else before:
+            with suppress(Unsupported):
+                self.takes_case(row, impl, case, Host(), tile)
 
     def takes(self, launches) -> bool:
         """Whether `launches` are to be run; if so, their values are had from now on."""

@@ -1,4 +1,4 @@
-"""This module saves what became of the GPU suite, from which docs/support.md has its table.
+"""This module puts the GPU suite in order and saves what became of it, from which docs/support.md has its table.
 
     python -m pytest -m gpu --save-suite
 
@@ -14,6 +14,22 @@ from collections import Counter
 import pytest
 
 OPTION = "--save-suite"
+_LONGEST = (
+    *("test_conv_wgmma.py", "test_parity.py", "test_joined_parts.py", "test_ready_graphs.py", "test_conv_statistics.py", "test_gradient_sums.py"),
+    *("test_autotune.py", "test_batch_norm.py", "test_graph_rows.py", "test_stored.py", "test_dwconv1d.py", "test_series_ops.py", "test_faults.py"),
+    *("test_net.py", "test_s4convd.py", "test_conv_thin_mma_first.py", "test_conv_im2col_fused.py", "test_conv_evonorm.py", "test_declare.py"),
+    *("test_conv_thin_mma.py", "test_conv_thin_mma_last.py", "test_conv_thin_mma_last_fprop.py", "test_recompute.py", "test_batchnorm_cluster.py"),
+    *("test_conv_wgmma_wgrad.py", "test_loss_scale.py", "test_random_graphs.py", "test_norms.py", "test_conv_mma.py", "test_conv_mma_wgrad.py"),
+)
+LONGEST = {name: at for at, name in enumerate(_LONGEST)}
+"""Places of files by their longest test, from four minutes to half a minute of compiling."""
+
+
+def dealt(items, workers: int) -> list:
+    """Items in another order: xdist gives each worker a stretch of them, and each stretch has its share of the first items in front. In the order of
+    the files one worker has the longest tests, and others have nothing to do while it ends them.
+    """
+    return [item for at in reversed(range(workers)) for item in items[at::workers]]
 
 
 class Suite:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
-from suite import Suite
+from suite import LONGEST, Suite, dealt
 
 from nbcnn.lab.measure import results
 from nbcnn.lab.report import support
@@ -67,3 +69,21 @@ def test_a_suite_that_did_not_run_to_its_end_is_not_saved(run, tmp_path, options
 def test_without_a_results_file_the_table_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     assert "yet" in support.suite()
+
+
+@pytest.mark.parametrize(("count", "workers"), [(10, 3), (9, 3), (2, 4), (2740, 16)])
+def test_each_worker_begins_with_its_share_of_the_first_items(count, workers):
+    """xdist gives the stretches out one after the other, each a whole part of what is left for the workers that are left."""
+    items, begin = dealt(range(count), workers), 0
+    assert sorted(items) == list(range(count))
+    for left in range(workers, 0, -1):
+        size = (count - begin) // left
+        stretch = items[begin : begin + size]
+        assert stretch == sorted(stretch)
+        assert not stretch or stretch[0] < workers
+        begin += size
+
+
+def test_the_files_that_come_first_exist():
+    there = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert {name: there[name] for name in LONGEST} == dict.fromkeys(LONGEST, 1)

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from covering import Cover
+from covering import Cover, in_turn
 from test_net import net_or_skip
 
 from nbcnn.check import gradcheck
@@ -95,17 +95,19 @@ def ops_of(share):
     return set(ops[len(ops) * at // shares : len(ops) * (at + 1) // shares])
 
 
-def taking_parts(row, device, share=(0, 1)):
-    """(case, two bound calls, the operands that they take as parts) for every implementation of a row and every case of the ops of a share."""
-    ops = ops_of(share)
-    for case in (case for case in mean_cases() if case.op in ops):
+def taking_parts(row, device, share=(0, 1), target=None):
+    """(case, two bound calls, the operands that they take as parts) for every implementation of a row and every case of the ops of a share, the
+    smallest first; of other activations than ReLU some (`in_turn`). `target`: the GPU that is planned for, by default the device.
+    """
+    ops = {op for op in ops_of(share) if row.device == "host" or in_turn((row.mode, row.precision), op)}
+    for case in sorted((case for case in mean_cases() if case.op in ops), key=lambda case: not SIMULATOR and sum(array.size for array in case.ins)):
         rounded = gradcheck.rounded(case, row.precision)
         for _, impl in row.chain(case.op):
             # Our simulator has clusters and Ampere's tensor cores, whatever GPU it plays.
-            target = (H200 if impl.engine == "cluster" else Target((8, 0), 2, simulated=True)) if LOCKSTEP else device.target
-            options = {"attrs": case.attrs, "device": device, "layout": row.layout, "store": row.store, "target": target}
+            on = (H200 if impl.engine == "cluster" else Target((8, 0), 2, simulated=True)) if LOCKSTEP else target or device.target
+            options = {"attrs": case.attrs, "device": device, "layout": row.layout, "store": row.store, "target": on}
             with contextlib.suppress(Unsupported):
-                two = [Bound(impl, case.op, rounded.ins, case.outs, **options) for _ in range(0 if impl.lacks(target) else 2)]
+                two = [Bound(impl, case.op, rounded.ins, case.outs, **options) for _ in range(0 if impl.lacks(on) else 2)]
                 if two and (found := list(operands(two[0], impl))):
                     yield rounded, two, found
 
@@ -138,12 +140,18 @@ ROWS = [
 ]
 
 
+ON_GPU = [("cudacore", "fp32"), ("tensorcore", "bf16"), ("tensorcore", "tf32"), ("tensorcore", "fp32")]
+
+
 @pytest.mark.parametrize("share", [(0, 1)] if SIMULATOR else [(at, 4) for at in range(4)], ids=lambda share: f"{share[0] + 1} of {share[1]}")
 @pytest.mark.parametrize("key", ROWS, ids="-".join)
 def test_an_implementation_makes_the_same_of_parts(key, share, request):
     """And leaves the channels of others alone, which are NaN: what it reads of them cannot pass."""
     row, ran, cover = MODES[key], set(), Cover()
     device = Host() if row.device == "host" else request.getfixturevalue("device")
+    for other in ON_GPU[: ON_GPU.index(key)] if row.device == "gpu" and not SIMULATOR else ():
+        for _, (bound, _), _ in taking_parts(MODES[other], Host(), share, device.target):
+            cover.takes(bound.launches)
     for case, (bound, dense), found in taking_parts(row, device, share):
         if row.device == "gpu" and not cover.takes(dense.launches) and bound.op in ran:
             continue

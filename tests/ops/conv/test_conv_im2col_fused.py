@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from covering import Cover, together
+from covering import Cover, in_turn, together
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
@@ -76,7 +76,7 @@ def test_every_fused_op_is_served():
 @pytest.mark.parametrize("part", range(4))
 def test_chosen_tiles(part, gpu):
     """Neighbours among the sorted ops, which differ in what comes behind the product."""
-    ops, cover, ran = sorted(FUSED), Cover(), set()
+    ops, cover, ran = sorted(op for op in FUSED if in_turn(("im2col", "fp32"), op)), Cover(), set()
     ops = ops[len(ops) * part // 4 : len(ops) * (part + 1) // 4]
     for case in (case for case in (*fused.cases(), *fused.real_cases()) if case.op in ops):
         if cover.takes_case(ROW, FUSED[case.op], case, gpu) or case.op not in ran:

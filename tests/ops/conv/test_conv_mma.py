@@ -50,8 +50,11 @@ def real_cases():
 
 
 def check(gpu, precision, cases, tiles=(None,)):
-    """Every case within its bound; all that are not are named. A GPU takes what `Cover` takes."""
-    wrong, cover = [], Cover()
+    """Every case within its bound; all that are not are named. A GPU takes what `Cover` takes; `tiles` are those, or of a precision those."""
+    tiles_of = tiles if callable(tiles) else lambda _: tiles
+    earlier, tiles = PRECISIONS[: PRECISIONS.index(precision)], tiles_of(precision)
+    cover = Cover((row(other), ops(other)[case.op], case, tile) for other in earlier for case in cases for tile in tiles_of(other))
+    wrong = []
     for case in cases:
         for tile in tiles:
             if not cover.takes_case(row(precision), ops(precision)[case.op], case, gpu, tile):
@@ -123,7 +126,7 @@ def test_a_long_product_is_split_whatever_its_channels(precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_tile(gpu, precision, op, first):
     """One op has every second tile, the other those between: each is a kernel to compile."""
-    check(gpu, precision, [case for case in one_shape() if case.op == named(op)], WHOLE[precision][first::2])
+    check(gpu, precision, [case for case in one_shape() if case.op == named(op)], lambda of: WHOLE[of][first::2])
 
 
 def test_tiles_of_fp16_that_compute_capability_7_5_can_hold(device):

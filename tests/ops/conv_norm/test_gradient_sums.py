@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from compiled import full
-from covering import Cover
+from covering import Cover, new_sizes
 from played_warps import Block
 
 from nbcnn.check.gradcheck import bound, parity
@@ -314,9 +315,10 @@ def test_played_blocks_have_the_right_squares_on_the_stage(stride, tile, op, add
 
 
 def tried(case, precision, target):
-    """The tiles of a case: the chosen one; for some every other tile, with few blocks, so that each has several: all that kernels do is among these.
+    """The tiles of a case: the chosen one; for some others, too, with few blocks, so that each has several: all that kernels do is among these.
 
-    What one op tries of a shape, the other tries of the other shape, since each is a kernel to compile.
+    Each is a kernel to compile. An op has every second tile, the other op those between, and of these such as have a size or a property that none
+    before has; the plain gradient tries all (test_conv_wgmma.py).
     """
     call, impl = bare(case, precision), engine(precision, case.op)
     if impl.supports(call, target):
@@ -325,7 +327,7 @@ def tried(case, precision, target):
     shapes = [case.label.startswith(label) for label in ("64→64 32×32", "64→136 16×24")]
     if (str(case.op), len(case.ins)) in ((RELU, 7), (ADD_RELU, 8)) and any(shapes):
         every = impl.candidates(call, target)[shapes[0] == (str(case.op) == RELU) :: 2]
-        tiles += [replace(tile, resident=min(tile.resident, 2)) for tile in every]
+        tiles += new_sizes(replace(tile, resident=min(tile.resident, 2)) for tile in every)
     return tiles
 
 
@@ -337,6 +339,10 @@ def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
     assert any(tile.turns == 2 for tile in every)
     assert any(tile.keeps for tile in every)
     assert any(tile.swapped for tile in every) == (precision == "bf16")
+    (case,) = [case for case in gradient_sums.real_cases() if case.op == named(RELU) and case.label.startswith("64→64 32×32") and len(case.ins) == 7]
+    for size in ("TN", "TH", "TW", "BN", "groups", "slots", "blocks"):
+        of_all = {getattr(tile, size) for tile in engine(precision).candidates(bare(case, precision), H200)}
+        assert of_all <= {getattr(tile, size) for tile in every}, size
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -344,10 +350,15 @@ def test_every_kind_of_tile_is_tried_on_a_gpu(precision):
 def test_every_tile_makes_the_gradient_and_its_sums(gpu, precision, added):
     if gpu.capability != (9, 0):
         pytest.skip("needs compute capability 9.0")
-    row, cover, ran = MODES["tensorcore", precision], Cover(), set()
-    for case in (cases_of(shape, op)[added] for shape in gradient_sums.REAL for op in sorted(gradient_sums.REFERENCES)):
-        for tile in tried(case, precision, gpu.target):
-            if cover.takes_case(row, engine(precision, case.op), case, gpu, tile) or case.op not in ran:
-                assert parity(row, engine(precision, case.op), case, gpu, tile) <= bound(case, precision), (case.op, case.label, tile)
-                ran.add(case.op)
+
+    def all_tried(of, added):
+        for case in (cases_of(shape, op)[added] for shape in gradient_sums.REAL for op in sorted(gradient_sums.REFERENCES)):
+            yield from ((MODES["tensorcore", of], engine(of, case.op), case, tile) for tile in tried(case, of, gpu.target))
+
+    every = list(product(PRECISIONS, (False, True)))
+    cover, ran = Cover(each for other in every[: every.index((precision, added))] for each in all_tried(*other)), set()
+    for row, impl, case, tile in all_tried(precision, added):
+        if cover.takes_case(row, impl, case, gpu, tile) or case.op not in ran:
+            assert parity(row, impl, case, gpu, tile) <= bound(case, precision), (case.op, case.label, tile)
+            ran.add(case.op)
     assert ran == set(gradient_sums.REFERENCES)
