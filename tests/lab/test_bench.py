@@ -166,6 +166,18 @@ def test_the_picture_of_the_readme_agrees_with_the_results(tmp_path):
     ElementTree.parse(kept)  # GitHub shows only what is well-formed
 
 
+def test_plain_and_fused_are_one_bar_of_the_readmes_picture(tmp_path, monkeypatch):
+    rungs = [samples.rung("cpu", "fp32", 160.0), *(samples.rung("cudacore", "fp32", rate) | {"fused": rate > 2e4} for rate in (2e4, 3e4))]
+    peers = {name: [samples.step(9.0, "PyTorch compile", images_per_second=2.8e4)] for name in ("step-256", "step-tensorcore-bf16-256")}
+    samples.saved(tmp_path, {"ladder-256": rungs, **peers})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    front.chart(tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text()
+    assert text.count(">cudacore</text>") == 1
+    assert ">30,000</text>" in text
+    assert ">20,000</text>" not in text
+
+
 def test_a_changed_figure_in_the_readme_is_noticed():
     text = readme.README.read_text()
     start = text.index("<!-- table speed -->")

@@ -158,13 +158,14 @@ def startup() -> str:
 
 
 def chart(path: Path) -> None:
-    """Images per second of every mode at batch 256, PyTorch's compiled step among them, as an SVG file at `path`."""
-    rungs = section(GPU, f"ladder-{BATCH}")[0]
-    bars = [(_name(row), row["images_per_second"]) for row in rungs]
+    """Images per second of every mode at batch 256, PyTorch's compiled step among them, as an SVG file at `path`; of plain and fused the faster."""
+    bars: dict[str, float] = {}
+    for row in section(GPU, f"ladder-{BATCH}")[0]:
+        bars[_name(row)] = max(bars.get(_name(row), 0.0), row["images_per_second"])
     peers = {}
     for precision, name in (("fp32", f"step-{BATCH}"), ("bf16", f"step-tensorcore-bf16-{BATCH}")):
         peers[f"PyTorch {precision}, compiled"] = max(row["images_per_second"] for row in section(GPU, name)[0] if row["form"] in COMPILED)
-    every = sorted([*bars, *peers.items()], key=lambda one: one[1])
+    every = sorted([*bars.items(), *peers.items()], key=lambda one: one[1])
     picture = svg.bars([(name, rate, f"{rate:,.0f}") for name, rate in every], "training images per second", second=peers)
     atomic.replace_bytes(path, svg.standalone(picture).encode())
 
