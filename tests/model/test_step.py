@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-from scripts import on_a_played_gpu
+from scripts import ROOT, on_a_played_gpu
 
 import nbcnn
 from nbcnn import SGD, AdamW, BatchNorm2d, Conv2d, Cosine, Dropout, Flatten, Input, Linear, MaxPool2d, ReLU, UsageError
+from nbcnn.plan.bounds import parity_bound
 
 RANDOM = np.random.default_rng(3)
 X, T = RANDOM.standard_normal((8, 2, 6, 6)).astype(np.float32), RANDOM.standard_normal((8, 3)).astype(np.float32)
@@ -211,3 +216,39 @@ print("captured")
 def test_on_a_played_gpu_a_step_that_repeats_is_captured_and_allocates_nothing(tmp_path):
     done = on_a_played_gpu(PLAYED, tmp_path)
     assert done.stdout == "captured\n", done.stderr[-3000:]
+
+
+SIMULATED = """
+import sys
+
+import numpy as np
+
+import nbcnn
+from nbcnn import BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU
+
+random = np.random.default_rng(0)
+x, t = random.standard_normal((2, 2, 4, 4)).astype(np.float32), random.standard_normal((2, 3)).astype(np.float32)
+for mode in ("cpu", "naive", "cudacore"):
+    layers = [Conv2d(4, 3, padding=1, bias=False), BatchNorm2d(), ReLU(), MaxPool2d(2), Flatten(), Linear(3)]
+    model = nbcnn.Model(layers, mode=mode, seed=1).build((2, 4, 4))
+    step, made = model.step(nbcnn.SGD(lr=0.1)), {}
+    for turn in range(2):
+        a, b = step.forward(x), step.forward(x[::-1].copy())
+        made |= {f"y{turn}": a, f"dx{turn}": step.backward(a - t, of=a, inputs=True)}
+        step.backward(b - t, of=b)
+        step.update()
+    assert step.finite()
+    np.savez(f"{sys.argv[1]}/{mode}.npz", **made, **model.weights())
+"""
+
+
+def test_in_the_simulator_a_loop_agrees_with_the_numpy_path(tmp_path):
+    """Two updates of two passes each, whose gradients add up: each of six layers may err by the parity bound, in the two updates."""
+    environment = os.environ | {"NBCNN_SIMULATOR": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", SIMULATED, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    wanted = np.load(tmp_path / "cpu.npz")
+    for mode in ("naive", "cudacore"):
+        found = np.load(tmp_path / f"{mode}.npz")
+        for name in wanted.files:
+            assert np.linalg.norm(found[name] - wanted[name]) <= 2 * 6 * parity_bound(150, "fp32") * np.linalg.norm(wanted[name]), (mode, name)
