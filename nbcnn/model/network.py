@@ -61,7 +61,8 @@ class Model(Weights):
                  are tuples of arrays wherever one is an array.
     loss         "cross_entropy" (labels are classes, of images or of their pixels), "mse", "l1", "huber" or "bce" (the target is a vector, another
                  image, or the input), a loss layer such as SoftmaxCrossEntropy(label_smoothing=0.1), a function of one output and its target
-                 (`nbcnn.loss` says of which kind), or None where the last layer is one or the network is only to predict. Of several outputs one
+                 (`nbcnn.loss` says of which kind), or None where the last layer is one or the network is only to predict. Keras's and PyTorch's
+                 names mean these, too ("sparse_categorical_crossentropy", "BCEWithLogitsLoss", "mae", …). Of several outputs one
                  for all of them, or a list with one for each; they are added.
     mode         auto, cpu, naive, tiled, im2col, cudacore, tensorcore: how layers are computed; auto is the fastest that this machine has.
     precision    what multiplications round to (fp32, tf32, bf16, fp16); None is the mode's own.

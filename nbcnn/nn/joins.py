@@ -304,6 +304,15 @@ class Losses(NoParams):
 
 LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "mse": MSE, "bce": BCEWithLogits, "l1": L1, "huber": Huber}
 """Losses by their names, which `Model` and `Graph.of` take."""
+ALIASES = {
+    **dict.fromkeys(("categorical_crossentropy", "sparse_categorical_crossentropy", "CrossEntropyLoss"), "cross_entropy"),
+    **dict.fromkeys(("binary_crossentropy", "BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy_with_logits", "binary_cross_entropy"), "bce"),
+    **dict.fromkeys(("mean_squared_error", "MeanSquaredError", "MSELoss", "mse_loss"), "mse"),
+    **dict.fromkeys(("mae", "mean_absolute_error", "MeanAbsoluteError", "L1Loss", "l1_loss"), "l1"),
+    **dict.fromkeys(("huber_loss", "HuberLoss", "SmoothL1Loss", "smooth_l1_loss"), "huber"),
+}
+"""What Keras and PyTorch call these losses, with their defaults. Of a network that ends in a Softmax or a Sigmoid the loss takes what comes before,
+so names that want probabilities mean the same as those that want logits."""
 
 
 def losses_of(loss: Any, outputs: int = 1) -> Any:
@@ -321,9 +330,10 @@ def losses_of(loss: Any, outputs: int = 1) -> Any:
 
 def _loss(loss: Any) -> Any:
     if isinstance(loss, str):
-        if loss not in LOSSES:
-            raise UsageError(f"no loss {quoted(loss)}; there are {', '.join(LOSSES)}{nearest(loss, tuple(LOSSES))}")
-        return LOSSES[loss]()
+        name = loss if loss in LOSSES else ALIASES.get(loss, loss)
+        if name not in LOSSES:
+            raise UsageError(f"no loss {quoted(loss)}; there are {', '.join(LOSSES)}{nearest(loss, (*LOSSES, *ALIASES))}")
+        return LOSSES[name]()
     if isinstance(loss, type) and issubclass(loss, PairLoss):
         return loss()
     if isinstance(loss, type) or not hasattr(loss, "needs_labels"):

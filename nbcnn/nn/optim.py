@@ -421,11 +421,14 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": Ada
 
 
 def optimizer_of(given: Any) -> Optimizer:
-    """`given`, if it is an optimizer; of a name in `OPTIMIZERS` one with its own numbers, of None SGD(). Raises UsageError for anything else."""
+    """`given`, if it is an optimizer; of a name in `OPTIMIZERS`, in capitals or not, one with its own numbers, of None SGD().
+
+    Raises UsageError for anything else.
+    """
     if isinstance(given, Optimizer):
         return given
-    if given is None or (isinstance(given, str) and given in OPTIMIZERS):
-        return OPTIMIZERS[given or "sgd"]()
+    if given is None or (isinstance(given, str) and given.lower() in OPTIMIZERS):
+        return OPTIMIZERS[(given or "sgd").lower()]()
     close = nearest(given, list(OPTIMIZERS)) if isinstance(given, str) else ""
     known = f"nbcnn.SGD(…), nbcnn.Adam(…), nbcnn.AdamW(…), one of your own by nbcnn.optimizer, or a name ({', '.join(OPTIMIZERS)})"
     raise UsageError(f"optimizer must be {known}, got {quoted(given)}{close}")

@@ -10,6 +10,8 @@ import pytest
 import nbcnn
 from nbcnn import Conv2d, Dropout, Flatten, Linear, ReLU
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.joins import ALIASES, LOSSES
+from nbcnn.nn.optim import optimizer_of
 
 EPS = 2.0**-24
 
@@ -73,6 +75,16 @@ def test_a_loss_of_a_graph_has_a_name():
         nbcnn.Graph.of(x, y, "mze")
     with pytest.raises(UsageError, match="loss must be one of"):
         nbcnn.Graph.of(x, y, 3)
+
+
+def test_names_of_keras_and_pytorch_mean_the_same_losses_and_optimizers():
+    for name, own in ALIASES.items():
+        assert nbcnn.Model([Linear(3)], name, mode="cpu").loss == LOSSES[own](), name
+    assert not ALIASES.keys() & LOSSES.keys()
+    with pytest.raises(UsageError, match=r"no loss 'categorical_crosentropy'; .* did you mean categorical_crossentropy\?"):
+        nbcnn.Model([Linear(3)], "categorical_crosentropy", mode="cpu")
+    assert optimizer_of("AdamW") == nbcnn.AdamW()
+    assert optimizer_of("SGD") == nbcnn.SGD()
 
 
 def test_one_layer_object_twice_in_a_list_is_refused_where_it_has_weights():

@@ -1,4 +1,4 @@
-"""PyTorch's autograd makes the loss's gradient for a training step of `nbcnn.Model.step`, from its output in place."""
+"""PyTorch's autograd makes the loss's gradient for a training step of `nbcnn.Model.step`, from its output in place; losses by PyTorch's names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is no dependency: pip insta
 pytestmark = pytest.mark.full
 
 import nbcnn  # noqa: E402
+from nbcnn.nn.joins import ALIASES, losses_of  # noqa: E402
 
 
 def test_autograd_takes_the_output_and_gives_its_gradient():
@@ -26,3 +27,17 @@ def test_autograd_takes_the_output_and_gives_its_gradient():
     step.backward(y.grad)
     step.update()
     assert np.array_equal(model.weights()["linear1.weight"], w - np.float32(0.5) * (x @ w.T).T @ x)
+
+
+@pytest.mark.parametrize("name", [name for name in ALIASES if hasattr(torch.nn, name)])
+def test_a_loss_by_pytorchs_name_is_pytorchs(name):
+    random = np.random.default_rng(4)
+    y, t = 2 * random.standard_normal((6, 5)), random.random((6, 5))
+    if name == "CrossEntropyLoss":
+        t = random.integers(0, 5, 6)
+    # BCELoss takes probabilities: the sigmoid, which a network for it ends in, and before which our loss takes its outputs.
+    seen = torch.from_numpy(1 / (1 + np.exp(-y)) if name == "BCELoss" else y)
+    wanted = float(getattr(torch.nn, name)()(seen, torch.from_numpy(t)))
+    total, count = losses_of(name).measure(y, t)
+    # Both in float64: sums of 30 terms of the order of 1, whose roundings add up to 30·2⁻⁵³ at most; the sigmoid's is of that size, too.
+    assert abs(total / count - wanted) <= 2**-46
