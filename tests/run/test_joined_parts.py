@@ -29,7 +29,8 @@ from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.nn.models import unet
 from nbcnn.nn.norms import BatchNorm2d
 from nbcnn.nn.resampling import GlobalAvgPool2d
-from nbcnn.ops.conv import fused
+from nbcnn.ops.conv import fused, mma
+from nbcnn.ops.conv.mma.tile import Tile as MmaTile
 from nbcnn.ops.conv.wgmma import wgrad
 from nbcnn.ops.conv_norm import gradient_sums, statistics
 from nbcnn.ops.kernel import tensor_maps
@@ -159,7 +160,22 @@ def test_an_implementation_makes_the_same_of_parts(key, share, request):
         assert_same_of_parts(case, bound, dense, found, device, 2 * gradcheck.bound(case, row.precision) if row.device == "host" else 0)
         ran.add(bound.op)
     wanted = {Op("concat", "fprop"), Op("concat", "dgrad"), Op("batchnorm", "fprop"), Op("batchnorm", "grads"), Op("bias", "wgrad")}
+    wanted |= {Op("conv", "fprop"), Op("conv", "dgrad"), Op("relu", "dgrad"), Op("add"), Op("mul")}
     assert ran >= {op for op in wanted if op in ops_of(share)}
+
+
+@pytest.mark.parametrize("op", ["conv_relu_fprop", "conv_dgrad_relu"])
+def test_a_split_product_of_mma_is_added_up_into_a_part(op, device):
+    """And masked by one: by the second launch."""
+    row, (case, *_) = MODES["tensorcore", "tf32"], [each for each in fused.relu_cases(ConvShape(1, 16, 8, 8, 16, 3, 3, 1, 1)) if str(each.op) == op]
+    case, impl = gradcheck.rounded(case, "tf32"), mma.ops("tf32")[named(op)]
+    # In the simulator, which does not compare addresses, no ring may wrap: 16 parts have at most four k-tiles.
+    options = {"attrs": case.attrs, "device": device, "layout": row.layout, "store": row.store, "tile": MmaTile(32, 32, 2, 2, 4, 4, 16)}
+    bound, dense = (Bound(impl, op, case.ins, case.outs, **options) for _ in range(2))
+    found = list(operands(bound, impl))
+    assert len(bound.launches) == 2
+    assert found == [("in", 0), *([("in", 2)] if op == "conv_dgrad_relu" else []), ("out", 0)]
+    assert_same_of_parts(case, bound, dense, found, device, 0)
 
 
 # -- networks

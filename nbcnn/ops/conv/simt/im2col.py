@@ -28,7 +28,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.frame.awkward import narrow
-from nbcnn.ops.conv.frame.correlation import by_parity, in_phases, parity_filters
+from nbcnn.ops.conv.frame.correlation import by_parity, image_part, in_phases, parity_filters
 from nbcnn.ops.conv.frame.split import launch_sum_partials, sum_partials_traffic
 from nbcnn.ops.conv.simt import im2col_wgrad
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
@@ -62,24 +62,24 @@ class Window:
 
 
 @functools.cache
-def gather_product(tile: Tile, window: Window, vector_in: int, whole_taps: bool, vector_out: bool, bias: bool) -> Any:
+def gather_product(tile: Tile, window: Window, vector_in: int, whole_taps: bool, vector_out: bool, bias: bool, parts: bool = False) -> Any:
     R, S, windows, phases = window.R, window.S, window.after in ("pool", "windows"), window.phases
     A = gather_rows(tile, tile.BM, R, S, window.stride, window.dilate, vector_in, whole_taps, windows)
     B = matrix(tile, tile.BN, 4, whole_taps)
     product = matrix_product(tile, A, B)
-    store = pool_tile(tile, vector_out, bias) if window.after == "pool" else store_tile(tile, vector_out, bias, window.after, phases)
+    store = pool_tile(tile, vector_out, bias) if window.after == "pool" else store_tile(tile, vector_out, bias, window.after, phases, parts)
     corner, part = block_corner(tile), block_part(tile)
     ACC, FLOATS_A, FLOATS_B = tile.TM * tile.TN, A.floats, B.floats
     MEMORY = shared_floats(tile, A, B)
 
     @jit(launch_bounds=(tile.threads, tile.blocks_per_multiprocessor))
-    def gather_product_kernel(x, w, b, other, y, GM, GN, pitch, C, H, W, P, Q, pad_h, pad_w, k_tiles):
+    def gather_product_kernel(x, w, b, other, y, GM, GN, pitch, C, H, W, P, Q, pad_h, pad_w, k_tiles, apart):
         """y[z][m][n] = Σ_k x[pixel m moved by the tap of k][channel of k] · w[k][n] (+ b[n]), over part z of the k.
 
         gemm: GM = output pixels, GN, GK = R·S·C; w has rows of `pitch` floats a phase (GN rounded up to 4).
         grid: (tiles of BM×BN, parts of k_tiles·BK, phases); owns: per block BM×BN, per thread TM×TN.
         shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes (a fourth of that if it pools).
-        other: what masks, or the index that pooling writes.
+        other: what masks, or the index that pooling writes. parts: rows of y are those of a larger matrix, `apart` elements apart.
         """
         GK = C * (R * S)
         m0, n0 = corner(GN)
@@ -96,7 +96,7 @@ def gather_product(tile: Tile, window: Window, vector_in: int, whole_taps: bool,
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
         product(acc, stage_a, stage_b, shared, x, w, (GM, C, H, W, P, Q, pad_h, pad_w), (GK, columns), m0, column, first, last)
-        store(acc, y, m0, n0, GM, GN, cuda.blockIdx.y, (b, other, phase, Q))
+        store(acc, y, m0, n0, GM, GN, cuda.blockIdx.y, (b, other, phase, Q, apart))
 
     return gather_product_kernel
 
@@ -115,8 +115,8 @@ def launches(call: Call, x: Any, b: Any, y: Any, GN: int, extents: tuple[int, ..
     out = call.scratch.view(np.float32) if split else y
     with_bias = b is not None and not split
     kept = replace(window, after="windows" if window.after == "pool" else None) if split else window
-    kernel = gather_product(unsplit(tile), kept, 4 if C % 4 == 0 else 1, whole_taps, GN % 4 == 0, with_bias)
-    sizes = (GM, GN, padded(GN), *rest, tile.k_tiles(GK))
+    kernel = gather_product(unsplit(tile), kept, 4 if C % 4 == 0 else 1, whole_taps, GN % 4 == 0, with_bias, ("out", 0) in call.places)
+    sizes = (GM, GN, padded(GN), *rest, tile.k_tiles(GK), call.channels("out", 0))
     args = (x, call.packed, b if with_bias else x, x if other is None else other, out, *(np.int32(size) for size in sizes))
     grid = (*tile.grid(GM, GN), phases) if window.phases else tile.grid(GM, GN)
     made = [Launch(kernel, grid, tile.threads, args, name=call.op)]
@@ -236,6 +236,11 @@ def awkward(call: Call) -> float:
     return narrow([shape[1] for shape in images], 4, NARROW)
 
 
+def result_part(call: Call, side: str, at: int, alignment: int) -> bool:
+    """`Impl.pitched`: what the product itself stores; partial outputs are added up in one piece."""
+    return side == "out" and call.tile.split == 1 and image_part(call, side, at, alignment)
+
+
 def scratch(call: Call) -> int:
     """Bytes of the partial outputs, if GK is split."""
     return partial_bytes(call.tile.split, numel(call.out_shapes[0]))
@@ -245,8 +250,8 @@ _WGRAD = Impl(
     im2col_wgrad.bind, im2col_wgrad.scratch, **choices(im2col_wgrad.product, im2col_wgrad.traffic, awkward=awkward, waits=im2col_wgrad.waits)
 )
 OPS = {
-    Op("conv", "fprop"): Impl(bind_fprop, scratch, pack=pack_fprop, **choices(product, traffic, awkward=awkward)),
-    Op("conv", "dgrad"): Impl(bind_dgrad, scratch, pack=pack_dgrad, **choices(product, traffic, awkward=awkward)),
+    Op("conv", "fprop"): Impl(bind_fprop, scratch, pack=pack_fprop, pitched=result_part, **choices(product, traffic, awkward=awkward)),
+    Op("conv", "dgrad"): Impl(bind_dgrad, scratch, pack=pack_dgrad, pitched=result_part, **choices(product, traffic, awkward=awkward)),
     Op("conv", "wgrad"): _WGRAD,
 }
 """The convolutions of row `im2col`: every shape, NHWC, float32."""

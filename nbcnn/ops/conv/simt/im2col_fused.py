@@ -184,7 +184,14 @@ def waits(call: Call) -> int:
     return call.tile.split if len(call.out_shapes) == 2 else 1
 
 
-_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, **choices(im2col.product, traffic_fprop, awkward=im2col.awkward, waits=waits))
+_FPROP = Impl(
+    bind_fprop,
+    scratch,
+    supports,
+    pack=im2col.pack_fprop,
+    pitched=im2col.result_part,
+    **choices(im2col.product, traffic_fprop, awkward=im2col.awkward, waits=waits),
+)
 _UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, **choices(product_up_fprop, traffic_up_fprop))
 _UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, **choices(product_up_dgrad, traffic_up_dgrad, before=1))
 
@@ -192,7 +199,12 @@ FUSED = {
     Op("conv", "fprop", after=(Map("relu"),)): _FPROP,
     Op("conv", "fprop", after=(Map("relu"), Pool())): _FPROP,
     Op("conv", "dgrad", after=(Mask("relu"),)): Impl(
-        bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, **choices(im2col.product, traffic_dgrad_relu, awkward=im2col.awkward)
+        bind_dgrad_relu,
+        scratch,
+        supports,
+        pack=im2col.pack_dgrad,
+        pitched=im2col.result_part,
+        **choices(im2col.product, traffic_dgrad_relu, awkward=im2col.awkward),
     ),
     Op("conv", "wgrad", before=(Unpool(),)): composed.pool_wgrad(im2col.OPS[Op("conv", "wgrad")], unpool.IMPL),
     Op("unpool"): unpool.IMPL,

@@ -223,13 +223,14 @@ def matrix_product(tile: Tile, A: Loader, B: Loader) -> Any:
 
 
 @functools.cache
-def store_tile(tile: Tile, vector: bool, bias: bool = False, after: Any = None, phases: bool = False) -> Any:
+def store_tile(tile: Tile, vector: bool, bias: bool = False, after: Any = None, phases: bool = False, parts: bool = False) -> Any:
     """Device function (acc, out, m0, n0, GM, GN, plane, extra): out[plane][m][n] = acc (+ b[n]) for the thread's outputs inside GM×GN.
 
     `vector`: GN is a multiple of 4, so that rows of `out` can be written 16 bytes at a time.
     after: None, the device function of an activation, or "mask": zero where `other`, stored like `out`, is not positive (the gradient behind a ReLU).
     phases: row m is pixel m of images of width Q, whose results are phase (r,s) of images twice as large: m = (n,i,j) goes to
-    pixel (n, 2i+r, 2j+s). extra: (b, other, phase = 2r+s, Q).
+    pixel (n, 2i+r, 2j+s). extra: (b, other, phase = 2r+s, Q, …).
+    parts: rows of `out` are those of a larger matrix, extra[4] elements apart.
     """
     TM, TN, PA, PB = tile.TM, tile.TN, tile.TM // 4, tile.TN // 4
     down, across = tile.BM // PA, tile.BN // PB
@@ -237,8 +238,19 @@ def store_tile(tile: Tile, vector: bool, bias: bool = False, after: Any = None, 
     PLANES, MASKS = 4 if phases else 1, 4 * tile.TM
 
     @jit(device=True)
+    def of_whole(extra, GN):
+        return extra[4]
+
+    @jit(device=True)
+    def of_row(extra, GN):
+        return GN
+
+    apart = of_whole if parts else of_row
+
+    @jit(device=True)
     def store(acc, out, m0, n0, GM, GN, plane, extra):
-        b, other, phase, Q = extra
+        b, other, phase, Q = extra[:4]
+        pitch = apart(extra, GN)
         row, column = corner()
         for j in range(PB):
             n = n0 + column + j * across
@@ -268,7 +280,7 @@ def store_tile(tile: Tile, vector: bool, bias: bool = False, after: Any = None, 
                         line = quotient(m, Q)
                         # (n·2H + 2i+r)·2W + 2j+s, where line = n·H + i and m - line·W = j.
                         to = (2 * line + (phase >> 1)) * 2 * Q + 2 * (m - line * Q) + (phase & 1)
-                    at = (i8(plane) * PLANES * GM + to) * GN + n
+                    at = (i8(plane) * PLANES * GM + to) * pitch + n
                     p = i * TN + j * 4
                     for q in range(4):
                         values[q] = acc[p + q] + shift[q]
