@@ -6,7 +6,7 @@ from typing import Any
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.quote import quoted
-from nbcnn.nn.layer import Built, counts, fitting, images
+from nbcnn.nn.layer import Built, counts, fitting, images, pair
 from nbcnn.plan.graph import Buf, Tape
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import ConvShape, window_extent
@@ -31,7 +31,28 @@ def check_padding(layer: Any) -> None:
         raise UsageError(f"{kind} takes one padding of at least 0, a pair, or (top, bottom, left, right), got {quoted(layer.padding)}")
 
 
-def sides_of(padding: int | tuple[int, ...]) -> tuple[int, int, int, int]:
+def padding_of(layer: Any) -> Any:
+    """The padding that a layer means by "valid" or "same" as numbers; another as it is.
+
+    "same" keeps height and width at stride 1: of an odd number of zeros the one more is below and to the right, as in torch.nn.Conv2d.
+    Raises UsageError for "same" with another stride, which PyTorch refuses and Keras pads by the size of the input, and for other words.
+    """
+    if not isinstance(layer.padding, str):
+        return layer.padding
+    if layer.padding == "valid":
+        return 0
+    kind = type(layer).__name__
+    if layer.padding != "same":
+        raise UsageError(f"{kind}: no padding {quoted(layer.padding)}; it is a number, a pair, (top, bottom, left, right), same or valid")
+    reach = [step * (size - 1) for step, size in zip(pair(layer.dilation), pair(layer.kernel_size), strict=True)]
+    (top, bottom), (left, right) = ((each // 2, each - each // 2) for each in reach)
+    if layer.stride != 1:
+        line = f"padding={even((top, bottom, left, right))} gives ⌈height/stride⌉ rows, and columns alike"
+        raise UsageError(f'{kind}: padding="same" is for stride 1, got stride {layer.stride}: {line}')
+    return top, bottom, left, right
+
+
+def sides_of(padding: Any) -> tuple[int, int, int, int]:
     """A padding as (top, bottom, left, right)."""
     sides = padding if isinstance(padding, tuple) else (padding,) * 2
     top, bottom, left, right = sides if len(sides) == 4 else (sides[0], sides[0], sides[1], sides[1])

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.convolve import check_padding, conv_by_engine, convolved, even, sides_of
+from nbcnn.nn.convolve import check_padding, conv_by_engine, convolved, even, padding_of, sides_of
 from nbcnn.nn.convolve import padded_images as padded_images
 from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layer import Built, NoParams, Param, counts, fitting, images, known, later, linear_map, pair, parameters, sized, states, unsized
@@ -25,11 +25,11 @@ class Conv2d(Layer):
 
     Shapes: (N, in_channels, H, W) → (N, out_channels, P, Q), float32; P = ⌊(H + padding above and below − dilation·(R − 1) − 1)/stride⌋ + 1, Q alike.
 
-    `kernel_size`: (R, S), or one int for both; `stride` and `dilation` are ints or pairs (rows, columns), in pixels; `padding` is an int, a pair, or
-    (top, bottom, left, right); `bias` is optional. `groups` divides both numbers of channels: each group of filters reads its own channels, one each
-    where `groups` is in_channels (depthwise). `in_channels` None is the input's. Parameters: weight (out_channels, in_channels/groups, R, S) and bias
-    (out_channels,). The engines of a mode compute what has one stride, where borders are uneven of a padded copy, depthwise kernels what has one
-    channel a group, and a general kernel, which is many times slower, the rest.
+    `kernel_size`: (R, S), or one int for both; `stride` and `dilation` are ints or pairs (rows, columns), in pixels; `padding` is an int, a pair,
+    (top, bottom, left, right), "same" (at stride 1, height and width stay) or "valid" (none); `bias` is optional. `groups` divides both numbers of
+    channels: each group of filters reads its own channels, one each where `groups` is in_channels (depthwise). `in_channels` None is the input's.
+    Parameters: weight (out_channels, in_channels/groups, R, S) and bias (out_channels,). The engines of a mode compute what has one stride, where
+    borders are uneven of a padded copy, depthwise kernels what has one channel a group, and a general kernel, which is many times slower, the rest.
     Raises UsageError for sizes below 1, a negative padding, or groups that do not divide, and, when the network is built, ShapeError where the window
     does not fit.
 
@@ -43,7 +43,7 @@ class Conv2d(Layer):
     kernel_size: int | tuple[int, int] = 3
     _: KW_ONLY
     stride: int | tuple[int, int] = 1
-    padding: int | tuple[int, ...] = 0
+    padding: int | str | tuple[int, ...] = 0
     bias: bool = True
     dilation: int | tuple[int, int] = later(1)
     groups: int = later(1)
@@ -58,9 +58,10 @@ class Conv2d(Layer):
     def __post_init__(self) -> None:
         if isinstance(self.kernel_size, list):
             object.__setattr__(self, "kernel_size", tuple(self.kernel_size))
-        for name in ("stride", "padding", "dilation"):
+        for name in ("stride", "dilation"):
             object.__setattr__(self, name, even(getattr(self, name)))
         counts(self, "out_channels", "kernel_size", "stride", "dilation", "groups", "in_channels")
+        object.__setattr__(self, "padding", even(padding_of(self)))
         check_padding(self)
         if self.out_channels % self.groups or (self.in_channels or 0) % self.groups:
             raise UsageError(f"Conv2d needs groups that divide its channels, got {self.in_channels} → {self.out_channels} in {self.groups} groups")

@@ -87,6 +87,19 @@ def test_names_of_keras_and_pytorch_mean_the_same_losses_and_optimizers():
     assert optimizer_of("SGD") == nbcnn.SGD()
 
 
+def test_same_padding_keeps_height_and_width_as_pytorchs():
+    for kernel, dilation, padding in ((3, 1, 1), (1, 1, 0), (4, 1, (1, 2, 1, 2)), ((5, 3), (1, 2), 2), ((2, 7), 1, (0, 1, 3, 3))):
+        layer = nbcnn.Conv2d(2, kernel, dilation=dilation, padding="same")
+        assert layer.padding == padding
+        assert nbcnn.Model([layer], mode="cpu").build((3, 9, 8)).net.output_shape == (2, 9, 8)
+    assert nbcnn.Conv2d(2, 3, padding="valid") == nbcnn.Conv2d(2, 3)
+    with pytest.raises(UsageError, match=r'padding="same" is for stride 1, got stride 2: padding=\(1, 2, 1, 2\) gives ⌈height/stride⌉ rows'):
+        nbcnn.Conv2d(2, 4, stride=2, padding="same")
+    assert nbcnn.Model([nbcnn.Conv2d(2, 4, stride=2, padding=(1, 2, 1, 2))], mode="cpu").build((3, 9, 8)).net.output_shape == (2, 5, 4)
+    with pytest.raises(UsageError, match="no padding 'full'"):
+        nbcnn.Conv2d(2, padding="full")
+
+
 def test_one_layer_object_twice_in_a_list_is_refused_where_it_has_weights():
     with pytest.raises(UsageError, match=r"layers 1 and 3 of the list are one Linear object.* \[Linear\(…\), Linear\(…\)\] .* layer\(layer\(x\)\)"):
         nbcnn.Model([shared := Linear(4), ReLU(), shared], "mse", mode="cpu").build((4,))
