@@ -11,6 +11,7 @@ import numpy as np
 
 from nbcnn.classify.feature_writer import FeatureWriter, publish
 from nbcnn.classify.features import SPLITS, Features, Origin, identity
+from nbcnn.files.quote import brief
 
 Opened = tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray, Origin, str, Callable[[], str]]
 """Features in a list of one, to be taken out and freed; labels of training and test images; origin; hash; what waits for the hash and gives it."""
@@ -75,7 +76,7 @@ class Kept:
         arrays: list[np.ndarray] = []
         train_labels, test_labels = self.labels
         if train_labels is None or test_labels is None:
-            raise DataMissing(f"{self.origin.dataset} has no labels to classify by; --dataset digits and cifar10 have")
+            raise DataMissing(f"{brief(self.origin.dataset)} has no labels to classify by; --dataset digits and cifar10 have")
         for each in self.rows:
             assert each.array is not None, "the features were taken out"
             arrays.append(each.array)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbcnn.files.quote import brief
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -26,7 +28,7 @@ def same_images(origin: Origin, source: str, images: np.ndarray, labels: np.ndar
     from nbcnn.datasets import DataMissing
 
     if images.shape[1:] != origin.image_shape or labels is None or known is None or not np.array_equal(labels[: len(known)], known):
-        raise DataMissing(f"{origin.dataset} ({source}) holds other images than the features were made from; see --data-dir")
+        raise DataMissing(f"{brief(origin.dataset)} ({source}) holds other images than the features were made from; see --data-dir")
 
 
 def _run_flags(origin: Origin) -> dict[str, Any]:

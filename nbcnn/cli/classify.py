@@ -16,6 +16,7 @@ from nbcnn.cli.errors import OK
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, some_of
 from nbcnn.cli.saying import to_stderr
 from nbcnn.cli.together import together
+from nbcnn.files.quote import brief, word
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,7 +141,7 @@ def _run(args: Any, team: Team, part: Part | None, given: Opened | None, held_fo
     ridge, penalty = args.machine == "ridge", "lambda" if args.machine == "ridge" else "C"
     if wrong := [name for name in args.search or () if name not in (penalty, "gamma")]:
         raise UsageError(
-            f"--search {wrong[0]} is of --machine {'svm' if ridge else 'ridge'}; --machine {args.machine or 'svm'} has {penalty} and gamma"
+            f"--search {word(wrong[0])} is of --machine {'svm' if ridge else 'ridge'}; --machine {args.machine or 'svm'} has {penalty} and gamma"
         )
     on_gpu, why = on_gpu_of(args.device or "auto")
     need_packages(args.machine or "svm", on_gpu)
@@ -307,7 +308,7 @@ def _open(folder: Path, limit: int | None, kernel: str | None, verify: bool = Tr
         return features.sha256
 
     if features.train_labels is None or features.test_labels is None:
-        raise DataMissing(f"{folder} holds features of {features.origin.dataset}, which has no labels; --dataset digits and cifar10 have")
+        raise DataMissing(f"{folder} holds features of {brief(features.origin.dataset)}, which has no labels; --dataset digits and cifar10 have")
     train_labels, test_labels = features.train_labels[:limit], features.test_labels[:limit]
     for split, labels, least in (("training", train_labels, 2), ("test", test_labels, 1)):
         if len(set(labels.tolist())) < least:

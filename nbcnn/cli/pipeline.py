@@ -30,7 +30,7 @@ from nbcnn.cli.pipeline_job import INDEX, Job, classify_words, extract_words, re
 from nbcnn.cli.saying import to_stderr, to_stdout
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
-from nbcnn.files.quote import brief, quoted
+from nbcnn.files.quote import brief, quoted, word
 from nbcnn.files.suggest import called, examples
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _refuse(job: Job) -> None:
     machine = job.own.machine or "svm"
     penalty = {"svm": "C", "ridge": "lambda"}[machine]
     if wrong := [name for name in job.own.search or () if name not in (penalty, "gamma")]:
-        raise UsageError(f"--search {wrong[0]} is not of --machine {machine}, which has {penalty} and gamma")
+        raise UsageError(f"--search {word(wrong[0])} is not of --machine {machine}, which has {penalty} and gamma")
     need_packages(machine, on_gpu_of("cpu" if job.on_cpu else "auto")[0])
 
 

@@ -91,7 +91,7 @@ def read(folder: Path) -> dict[str, Any]:
     found = document.load(folder / INDEX)
     document.fits(found, _FORM, f"{folder / INDEX}")
     if found["format"] != _FORMAT or found["version"] not in (1, _VERSION):
-        raise document.DocumentError(f"{folder / INDEX} is of format {quoted(found['format'])}, version {found['version']}")
+        raise document.DocumentError(f"{folder / INDEX} is of format {quoted(found['format'])}, version {quoted(found['version'])}")
     if found["version"] == 1:  # in which the mode cudacore was called im2col
         from nbcnn.train.former import renamed
 

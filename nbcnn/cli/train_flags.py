@@ -420,7 +420,8 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolv
         if name not in FREE_ON_RESUME and value not in (values[name], saved.get(name)):
             words = [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
             raise UsageError(
-                f"{for_shell(*words)} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run from its weights:\n"
+                f"{for_shell(*words)} cannot change in a resumed run ({run} has {brief(values[name])}); "
+                "leave it out, or start a new run from its weights:\n"
                 f"  {called('train', '--weights', run, *words)} …"
             )
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})

@@ -175,7 +175,7 @@ def _download(url: str, part: Path, size: int, patience: Patience, log: Log | No
             with _open(part, start) as file, _Progress(part.stem, start, size, log) as progress:
                 _copy(response, file, start, size, patience, progress)
     except urllib.error.HTTPError as error:
-        raise MirrorFailed(f"HTTP {error.code} {error.reason}") from error
+        raise MirrorFailed(f"HTTP {error.code} {brief(error.reason)}") from error
     except TimeoutError as error:
         raise MirrorFailed(f"no byte for {patience.silence_s:g} s", again=True) from error
     except (OSError, http.client.HTTPException) as error:
@@ -240,13 +240,12 @@ def _start(response: Any, have: int, size: int) -> int:
         raise MirrorFailed("sends the file in chunks, not whole")
     if response.status == http.HTTPStatus.PARTIAL_CONTENT:
         if response.headers["Content-Range"] != f"bytes {have}-{size - 1}/{size}":
-            raise MirrorFailed(f"resumes with another file ({response.headers['Content-Range']})")
+            raise MirrorFailed(f"resumes with another file ({brief(response.headers['Content-Range'])})")
         return have
     # Asked before anything is written: a login page of a hotel network must not cost the part that is there.
     if response.headers["Content-Length"] != str(size):
-        raise MirrorFailed(
-            f"has another file ({response.headers['Content-Length']} bytes, {response.headers['Content-Type']}; expected {size:,} bytes)"
-        )
+        length, kind = (brief(response.headers[f"Content-{name}"]) for name in ("Length", "Type"))
+        raise MirrorFailed(f"has another file ({length} bytes, {kind}; expected {size:,} bytes)")
     return 0
 
 

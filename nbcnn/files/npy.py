@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nbcnn.files.quote import quoted
+from nbcnn.files.quote import quoted, word
 
 MAGIC = b"\x93NUMPY"
 LONGEST = 1 << 13
@@ -100,7 +100,7 @@ def _parsed(text: bytes, offset: int, length: int) -> Header:
     # NumPy multiplies extents without the zeros, in 64 bits.
     if math.prod(max(1, extent) for extent in made.shape) * dtype.itemsize > _EXTENT << 10 or made.offset + made.nbytes != length:
         there = length - offset
-        raise NpyError(f"truncated or too long: {dtype} {quoted(made.shape)} needs {made.nbytes:,} bytes, and {there:,} are there")
+        raise NpyError(f"truncated or too long: {word(str(dtype))} {quoted(made.shape)} needs {made.nbytes:,} bytes, and {there:,} are there")
     return made
 
 

@@ -113,7 +113,7 @@ def save(model: Model, path: Path) -> Path:
     if (other := path.suffix.lower()) in FOREIGN:
         line = f"; for a file of {other} {FOREIGN[other]}" if FOREIGN[other] else ""
         name = path.with_suffix(".safetensors").name
-        raise UsageError(f"a model is saved as a safetensors file, and {quoted(path.name)} names another format: save({name!r}){line}")
+        raise UsageError(f"a model is saved as a safetensors file, and {quoted(path.name)} names another format: save({quoted(name)}){line}")
     if path.suffix != ".safetensors":
         path = path.with_name(f"{path.name}.safetensors")
     tensors = {f"param.{name}": tensor for name, tensor in model.net.params.as_dict().items()}

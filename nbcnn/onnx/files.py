@@ -198,10 +198,10 @@ def array(tensor: Any, folder: Path | None = None) -> np.ndarray:
     needed = count * dtype.itemsize
     if content or (not held and needed):
         if len(content) != needed:
-            raise OnnxError(f"{what} of dimensions {dims} needs {needed:,} bytes, and {len(content):,} are there")
+            raise OnnxError(f"{what} of dimensions {quoted(dims)} needs {needed:,} bytes, and {len(content):,} are there")
         return np.frombuffer(content, dtype.newbyteorder("<") if dtype.kind in "iufb" else dtype).reshape(dims).astype(dtype)
     if len(held) != count:
-        raise OnnxError(f"{what} of dimensions {dims} has {len(held):,} values, and {count:,} are needed")
+        raise OnnxError(f"{what} of dimensions {quoted(dims)} has {len(held):,} values, and {count:,} are needed")
     return np.asarray(onnx.numpy_helper.to_array(tensor))
 
 

@@ -197,7 +197,7 @@ class _Walk:
         inputs = {each.name: each for each in file.graph.input if each.name not in self._values}
         for what, given in (("shapes", shapes), ("constants", constants)):
             if strange := sorted(set(given) - {each.name for each in file.graph.input}):
-                raise UsageError(f"{what} names {quoted(strange[0])}, and the inputs of the file are {', '.join(inputs)}")
+                raise UsageError(f"{what} names {quoted(strange[0])}, and the inputs of the file are {brief(', '.join(inputs))}")
         self._values |= constants
         self._sources, made_of = origins(graph.node, self._values, frozen, self._known)
         reads = ((node.op_type, [self._source(name) for name in node.input if self._source(name) in self._values]) for node in graph.node)
@@ -237,10 +237,11 @@ class _Walk:
         dims = None if said is None else said[int(self.batched) :]
         if shape is not None:
             if dims is not None and (len(dims) != len(shape) or any(a is not None and a != b for a, b in zip(dims, shape, strict=True))):
-                raise UsageError(f"shapes has {tuple(shape)} for the input {quoted(name)}, and the file says {tuple(dims)}")
+                raise UsageError(f"shapes has {quoted(tuple(shape))} for the input {quoted(name)}, and the file says {quoted(tuple(dims))}")
             dims = list(shape)
         if dims is None or None in dims:
-            raise OnnxError(f"{self.file.name}: the shape of input {quoted(name)} is left open ({dims}): give it by shapes={{{quoted(name)}: (…)}}")
+            called = quoted(name)
+            raise OnnxError(f"{self.file.name}: the shape of input {called} is left open ({quoted(dims)}): give it by shapes={{{called}: (…)}}")
         try:
             made = limited([size for size in dims if size is not None])
             value = Input(entered(made))

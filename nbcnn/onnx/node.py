@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.onnx.errors import Unsupported
 from nbcnn.onnx.values import Dims, Sheet, Val
 
@@ -131,7 +132,7 @@ class Node:
         """The axes of an example that are `axes` in the file, each once (`axis`)."""
         made = [self.axis(x, axis) for axis in axes]
         if len(set(made)) < len(made):
-            raise Unsupported(f"axes {list(axes)}, of which one is named twice")
+            raise Unsupported(f"axes {quoted(list(axes))}, of which one is named twice")
         return made
 
     def broadcastable(self, array: np.ndarray, x: Val) -> np.ndarray:

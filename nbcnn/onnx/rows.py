@@ -191,5 +191,5 @@ def resized(extents: Sequence[int], scales: np.ndarray | None, sizes: np.ndarray
         else:
             raise Unsupported(f"keep_aspect_ratio_policy {quoted(policy)}")
     if any(not 0 < scale < math.inf or not 1 <= size < 2**24 for scale, size in made):
-        raise Unsupported(f"sizes of {[size for _, size in made]}")
+        raise Unsupported(f"sizes of {quoted([size for _, size in made])}")
     return made

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import quoted
 from nbcnn.nn.joins import Concat, Pad
 from nbcnn.nn.resampling import Resize, Upsample2d
 from nbcnn.onnx import rows
@@ -26,23 +27,23 @@ def reshape(node: Node) -> Val:
     dims = (BATCH, *x.dims) if node.batched else x.dims
     if not keeps_zero:
         if any(size == 0 and at >= len(dims) for at, size in enumerate(target)):
-            raise Unsupported(f"a 0 in the shape {target} of what has {len(dims)} axes")
+            raise Unsupported(f"a 0 in the shape {quoted(target)} of what has {len(dims)} axes")
         target = [dims[at] if size == 0 else size for at, size in enumerate(target)]
     if node.batched:
         if not target:
             raise Unsupported(MIXES)
         first, *target = target
         if first not in (-1, BATCH, node.count) or (first == -1 and -1 in target) or any(size >= BATCH for size in target):
-            raise Unsupported(f"the shape {[first, *target]}: {MIXES}")
+            raise Unsupported(f"the shape {quoted([first, *target])}: {MIXES}")
     if target.count(-1) > 1 or any(size < -1 for size in target):
-        raise Unsupported(f"the shape {target}")
+        raise Unsupported(f"the shape {quoted(target)}")
     if -1 in target:
         rest = math.prod(size for size in target if size != -1)
         if not rest or numel(x.dims) % rest:
-            raise Unsupported(f"the shape {target} of {x.dims}")
+            raise Unsupported(f"the shape {quoted(target)} of {x.dims}")
         target[target.index(-1)] = numel(x.dims) // rest
     if math.prod(target) != numel(x.dims):
-        raise Unsupported(f"the shape {target} of {x.dims}{': ' + MIXES if node.batched else ''}")
+        raise Unsupported(f"the shape {quoted(target)} of {x.dims}{': ' + MIXES if node.batched else ''}")
     return x.seen(target)
 
 
@@ -67,7 +68,7 @@ def squeeze(node: Node) -> Val:
         return x.seen([size for size in x.dims if size != 1])
     chosen = node.axes(x, axes)
     if any(x.dims[axis] != 1 for axis in chosen):
-        raise Unsupported(f"axes {axes} of {x.dims}, which have more than one element")
+        raise Unsupported(f"axes {quoted(axes)} of {x.dims}, which have more than one element")
     return x.seen([size for axis, size in enumerate(x.dims) if axis not in chosen])
 
 
@@ -77,7 +78,7 @@ def unsqueeze(node: Node) -> Val:
     rank = node.rank(x) + len(axes)
     chosen = {node.axis(x, axis, rank) for axis in axes}
     if len(chosen) < len(axes):
-        raise Unsupported(f"axes {axes}, of which one is named twice")
+        raise Unsupported(f"axes {quoted(axes)}, of which one is named twice")
     sizes = iter(x.dims)
     return x.seen([1 if axis in chosen else next(sizes) for axis in range(len(x.dims) + len(axes))])
 
@@ -88,7 +89,7 @@ def transpose(node: Node) -> Val:
     rank = node.rank(x)
     perm = [int(each) for each in node.attributes.get("perm", range(rank - 1, -1, -1))]
     if sorted(perm) != list(range(rank)):
-        raise Unsupported(f"perm {perm} of {rank} axes")
+        raise Unsupported(f"perm {quoted(perm)} of {rank} axes")
     if node.batched:
         if perm[0] != 0:
             raise Unsupported(MIXES)
@@ -130,7 +131,7 @@ def concat(node: Node) -> Val:
     axis = node.axis(values[0], int(node.attributes["axis"]))
     rest = {(*each.dims[:axis], *each.dims[axis + 1 :]) for each in values if len(each.dims) > axis}
     if len(rest) != 1 or any(len(each.dims) <= axis for each in values):
-        raise Unsupported(f"shapes {[each.dims for each in values]} along axis {axis}")
+        raise Unsupported(f"shapes {quoted([each.dims for each in values])} along axis {axis}")
     if len(values) == 1:
         return values[0]
     joined = node.sheet.call(Concat(), [node.sheet.first(each, axis) for each in values])
@@ -147,7 +148,7 @@ def split(node: Node) -> Sequence[Val | None]:
         each = -(-extent // node.outputs)
         sizes = [min(each, extent - at * each) for at in range(node.outputs)]
     if sum(sizes) != extent or len(sizes) != node.outputs or min(sizes) < 1:
-        raise Unsupported(f"parts of {sizes} of {extent} elements")
+        raise Unsupported(f"parts of {quoted(sizes)} of {extent} elements")
     made, start = list[Val | None](), 0
     for size, wanted in zip(sizes, node.wanted, strict=True):
         made.append(node.sheet.mapped(x, axis, rows.taken(range(start, start + size))) if wanted else None)
@@ -161,7 +162,7 @@ def slices(node: Node) -> Val:
     starts, ends = node.whole(1, "starts") or [], node.whole(2, "ends") or []
     axes, steps = node.whole(3, "axes") or list(range(len(starts))), node.whole(4) or [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        raise Unsupported(f"starts {starts}, ends {ends}, axes {axes}, steps {steps}")
+        raise Unsupported(f"starts {quoted(starts)}, ends {quoted(ends)}, axes {quoted(axes)}, steps {quoted(steps)}")
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if node.batched and axis in (0, -node.rank(x)) and start == 0 and step == 1 and end >= 2**31 - 1:
             continue
@@ -189,7 +190,7 @@ def expand(node: Node) -> Val:
     x, shape = node.value(), node.whole(1) or []
     if node.batched:
         if len(shape) > node.rank(x) or (len(shape) == node.rank(x) and shape[0] not in (1, BATCH, node.count)):
-            raise Unsupported(f"the shape {shape}: {MIXES}")
+            raise Unsupported(f"the shape {quoted(shape)}: {MIXES}")
         shape = shape[1:] if len(shape) == node.rank(x) else shape
     return node.sheet.expanded(x, limited(np.broadcast_shapes(x.dims, tuple(shape))))
 
@@ -198,7 +199,7 @@ def expand(node: Node) -> Val:
 def tile(node: Node) -> Val:
     x, repeats = node.value(), node.whole(1) or []
     if len(repeats) != node.rank(x) or min(repeats) < 1:
-        raise Unsupported(f"repeats {repeats} of {node.rank(x)} axes")
+        raise Unsupported(f"repeats {quoted(repeats)} of {node.rank(x)} axes")
     if node.batched and repeats.pop(0) != 1:
         raise Unsupported(MIXES)
     for axis, count in enumerate(repeats):
@@ -214,7 +215,7 @@ def pad(node: Node) -> Val:
     rank = node.rank(x)
     axes = list(range(rank)) if axes is None else [axis % rank for axis in axes]
     if len(pads) != 2 * len(axes) or len(set(axes)) < len(axes):
-        raise Unsupported(f"pads {pads} of {len(axes)} axes")
+        raise Unsupported(f"pads {quoted(pads)} of {len(axes)} axes")
     value = float(node.number(2, node.attributes.get("value", 0.0)))
     if not math.isfinite(value):
         raise Unsupported(f"a padding of {value}")
@@ -282,7 +283,7 @@ def resize(node: Node) -> Val:
         if asked.coordinates == "tf_crop_and_resize" and roi is None:
             raise Unsupported("tf_crop_and_resize without a roi")
         if not all(map(math.isfinite, ends)):
-            raise Unsupported(f"a roi of {ends}")
+            raise Unsupported(f"a roi of {quoted(ends)}")
         maps[axes[at] - node.batched], outside = asked.rows(extent, scale, size, ends)
         everywhere &= not any(outside)
     if not everywhere and outside_value:

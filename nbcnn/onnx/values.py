@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.quote import brief
 from nbcnn.nn.activations import Power, Scale
 from nbcnn.nn.graphs import Graph, Value
 from nbcnn.nn.joins import Add, Concat, Mul, Reshape
@@ -383,4 +384,4 @@ def broadcast(shapes: Sequence[Dims]) -> Dims:
     try:
         return limited(np.broadcast_shapes(*shapes))
     except ValueError:
-        raise Unsupported(f"shapes that do not go together: {', '.join(str(tuple(each)) for each in shapes)}") from None
+        raise Unsupported(f"shapes that do not go together: {brief(', '.join(str(tuple(each)) for each in shapes))}") from None

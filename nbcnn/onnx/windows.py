@@ -43,15 +43,16 @@ def _geometry(node: Node, sizes: Sequence[int], extents: Dims) -> Geometry:
     strides = node.ints("strides", [1] * count)
     dilations = node.ints("dilations", [1] * count)
     pads, auto = node.ints("pads", [0] * 2 * count), node.text("auto_pad", "NOTSET")
+    asked = f"windows of {quoted(list(sizes))}, strides {quoted(strides)}, dilations {quoted(dilations)} and pads {quoted(pads)}"
     if not count == len(sizes) == len(strides) == len(dilations) == len(pads) / 2 or min(*sizes, *strides, *dilations) < 1:
-        raise Unsupported(f"windows of {list(sizes)}, strides {strides}, dilations {dilations} and pads {pads} over {list(extents)}")
+        raise Unsupported(f"{asked} over {list(extents)}")
     before, after = pads[:count], pads[count:]
     if auto not in ("NOTSET", "", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise Unsupported(f"auto_pad {quoted(auto)}")
     if auto == "VALID":
         before, after = [0] * count, [0] * count
     if max(*sizes, *strides, *dilations, *map(abs, before), *map(abs, after)) >= 2**31:
-        raise Unsupported(f"windows of {list(sizes)}, strides {strides}, dilations {dilations} and pads {pads}")
+        raise Unsupported(asked)
     return Geometry(list(sizes), strides, dilations, before, after, auto)
 
 
@@ -141,7 +142,7 @@ def conv_transpose(node: Node) -> Val:
     before, after = list(geometry.before), list(geometry.after)
     if shape is not None:
         if len(shape) != len(extents):
-            raise Unsupported(f"output_shape {shape} of {len(extents)} axes of space")
+            raise Unsupported(f"output_shape {quoted(shape)} of {len(extents)} axes of space")
         for at, (extent, size) in enumerate(zip(extents, shape, strict=True)):
             whole = geometry.strides[at] * (extent - 1) + more[at] + geometry.dilations[at] * (geometry.sizes[at] - 1) + 1
             total = whole - size
@@ -199,7 +200,7 @@ def _windows(node: Node, x: Val) -> tuple[int, Dims, list[Windows]]:
             raise Unsupported(f"windows of {size} over {extent} elements padded by {before} and {after}, of which one lies outside")
         made.append(Windows(size, stride, dilation, before, after, count))
     if sum(each.size * each.count for each in made) > TAPS:
-        raise Unsupported(f"windows of {sizes} over {list(extents)}")
+        raise Unsupported(f"windows of {quoted(sizes)} over {list(extents)}")
     return len(x.dims) - len(extents), extents, made
 
 

@@ -251,7 +251,7 @@ def _place(name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...]]:
     begin, end = offsets
     nbytes = numel(tuple(shape)) * known[code].itemsize
     if end - begin != nbytes:
-        raise CheckpointError(f"tensor {quoted(name)} of {code} {shape} needs {nbytes:,} bytes, its data_offsets give {end - begin:,}")
+        raise CheckpointError(f"tensor {quoted(name)} of {code} {quoted(shape)} needs {nbytes:,} bytes, its data_offsets give {end - begin:,}")
     return begin, end, code, tuple(shape)
 
 

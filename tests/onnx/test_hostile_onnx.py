@@ -132,3 +132,29 @@ def test_time_grows_with_the_nodes_and_not_with_their_square(tmp_path):
     short, long = seconds(5000), seconds(20_000)
     assert long < 7 * short
     assert long < 40
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("Conv", {"strides": [1] * 10_000}),
+        ("Conv", {"pads": [0] * 10_000}),
+        ("MaxPool", {"kernel_shape": [2] * 10_000}),
+        ("Transpose", {"perm": list(range(10_000))}),
+        ("LpNormalization", {"axis": 10_000}),
+    ],
+)
+def test_messages_quote_lists_of_files_short(tmp_path, op, attributes):
+    operands = ["x", "w"] if op == "Conv" else ["x"]
+    path = saved(tmp_path / "a.onnx", [helper.make_node(op, operands, ["y"], **attributes)], [FILTER], shape=("n", 3, 8, 8))
+    with pytest.raises(UnsupportedNodes) as refused:
+        from_onnx(path, mode="cpu")
+    assert all(len(reason) < 400 for reason in refused.value.reasons), refused.value.reasons
+
+
+def test_messages_quote_what_a_long_concat_joins_short(tmp_path):
+    tensors = [numpy_helper.from_array(np.ones((1, at % 7 + 2), np.float32), f"c{at}") for at in range(1000)]
+    path = saved(tmp_path / "a.onnx", [helper.make_node("Sum", ["x", *(each.name for each in tensors)], ["y"])], tensors)
+    with pytest.raises(UnsupportedNodes) as refused:
+        from_onnx(path, mode="cpu")
+    assert all(len(reason) < 400 for reason in refused.value.reasons)
