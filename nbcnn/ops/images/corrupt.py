@@ -29,7 +29,7 @@ from nbcnn.gpu.language import i8, jit
 from nbcnn.ops.kernel import maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
-from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.ops.kernel.traffic import mapped
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.update.advance import POSITION, example_state
 from nbcnn.ops.update.random import chosen, element_words, factor, threshold, words_of
@@ -119,15 +119,10 @@ def bind_mask(call: Call) -> list[Launch]:
     return _launch("mask_kernel", _masked(call.layout == "NHWC", edge), call, *drawn, *extents)
 
 
-def traffic(call: Call) -> list[Traffic]:
-    """Bytes of a launch: the tensor in and out; orders and state are not counted."""
-    return [once(size(call, "in", 0), outputs(call))]
-
-
 HOST = {Op("noise"): host(noise), Op("mask_squares"): host(mask_squares)}
 OPS = {
-    Op("noise"): Impl(bind_noise, supports=maps.supports, traffic=traffic),
-    Op("mask_squares"): Impl(bind_mask, supports=maps.supports, traffic=traffic),
+    Op("noise"): Impl(bind_noise, supports=maps.supports, traffic=mapped(1)),
+    Op("mask_squares"): Impl(bind_mask, supports=maps.supports, traffic=mapped(1)),
 }
 
 

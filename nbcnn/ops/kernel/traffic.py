@@ -10,7 +10,7 @@ Biases, scalars, StepState, the table of learning rates and tensor maps are not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -74,6 +74,11 @@ def outputs(call: Call) -> int:
 def streamed(call: Call) -> list[Traffic]:
     """One launch that reads every input and writes every output once."""
     return [once(sum(size(call, "in", at) for at in range(len(call.in_shapes))), outputs(call))]
+
+
+def mapped(reads: int) -> Callable[[Call], list[Traffic]]:
+    """The bytes of a map that reads its first `reads` inputs element by element, other ones as settings, and writes its first output."""
+    return lambda call: [once(sum(size(call, "in", at) for at in range(reads)), size(call, "out", 0))]
 
 
 @cache

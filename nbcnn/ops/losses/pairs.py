@@ -42,7 +42,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.maps import launch_map
 from nbcnn.ops.kernel.reduce import f8, launch_sum, scratch_of_sum, traffic_of_sum
-from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.ops.kernel.traffic import mapped
 from nbcnn.plan.op import Op
 from nbcnn.plan.shapes import numel
 
@@ -197,11 +197,6 @@ LOSSES = {
 """By name: the ops are NAME_fprop and NAME_dgrad."""
 
 
-def traffic_dgrad(call: Call) -> list[Traffic]:
-    """Bytes of `Pairwise.bind_dgrad`."""
-    return [once(size(call, "in", 0) + size(call, "in", 1), outputs(call))]
-
-
 def host_of(each: Pairwise) -> dict[Op, Impl]:
     """The references of both passes of a loss."""
     return {Op(each.name, "fprop"): host(each.fprop), Op(each.name, "dgrad"): host(each.dgrad)}
@@ -209,7 +204,7 @@ def host_of(each: Pairwise) -> dict[Op, Impl]:
 
 def ops_of(each: Pairwise) -> dict[Op, Impl]:
     """The kernels of both passes of a loss, in every GPU row."""
-    fprop, dgrad = Impl(each.bind_fprop, scratch_of_sum, traffic=traffic_of_sum), Impl(each.bind_dgrad, traffic=traffic_dgrad)
+    fprop, dgrad = Impl(each.bind_fprop, scratch_of_sum, traffic=traffic_of_sum), Impl(each.bind_dgrad, traffic=mapped(2))
     return {Op(each.name, "fprop"): fprop, Op(each.name, "dgrad"): dgrad}
 
 

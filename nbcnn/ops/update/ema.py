@@ -20,7 +20,7 @@ from nbcnn.gpu.language import f4, i8, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.maps import launch_map
-from nbcnn.ops.kernel.traffic import Traffic, once, size
+from nbcnn.ops.kernel.traffic import mapped
 from nbcnn.ops.update.advance import GOOD, SKIPPED, STEP, example_state
 from nbcnn.plan.op import Op
 
@@ -55,12 +55,7 @@ def bind(call: Call) -> list[Launch]:
     return launch_map("ema_kernel", _nearer, call, np.float64(call.attrs["decay"]), reads=2, prelude=_share, arrays=(call.ins[2], call.ins[2]))
 
 
-def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`."""
-    return [once(size(call, "in", 0) + size(call, "in", 1), size(call, "out", 0))]
-
-
-HOST, OPS = {Op("ema"): host(ema)}, {Op("ema"): Impl(bind, traffic=traffic)}
+HOST, OPS = {Op("ema"): host(ema)}, {Op("ema"): Impl(bind, traffic=mapped(2))}
 
 
 def cases(count: int = 1003) -> Iterator[Case]:

@@ -21,7 +21,7 @@ from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.maps import launch_map, supports
-from nbcnn.ops.kernel.traffic import Traffic, once, size, streamed
+from nbcnn.ops.kernel.traffic import mapped, streamed
 from nbcnn.ops.ptx.cvt import bits_float
 from nbcnn.ops.update.advance import FIRST_SCALE, GOOD, SCALE, example_state
 from nbcnn.plan.op import Op
@@ -82,15 +82,10 @@ def bind_unscale(call: Call) -> list[Launch]:
     return launch_map("unscale_kernel", _times, call, **how)
 
 
-def traffic_unscale(call: Call) -> list[Traffic]:
-    """Bytes of `bind_unscale`."""
-    return [once(size(call, "in", 0), size(call, "out", 0))]
-
-
 HOST = {Op("scale_loss"): host(scale_loss), Op("unscale"): host(unscale)}
 OPS = {
     Op("scale_loss"): Impl(bind_scale, supports=supports, traffic=streamed),
-    Op("unscale"): Impl(bind_unscale, traffic=traffic_unscale),
+    Op("unscale"): Impl(bind_unscale, traffic=mapped(1)),
 }
 
 
