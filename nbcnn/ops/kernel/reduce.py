@@ -80,26 +80,21 @@ def sum_of(partials, count):
     return block_sum(sums, mine)
 
 
-@jit()
-def add_partials_kernel(partials, count, scale, total):
-    """total[0] = scale · Σ partials[:count], all float64.
+@functools.cache
+def partials_kernel(root: bool) -> Any:
+    """The kernel of the sum of partials, or of its root."""
 
-    grid 1, block 256, owns the sum; shared 2 KiB; moves 8·count bytes.
-    """
-    value = sum_of(partials, count)
-    if cuda.threadIdx.x == 0:
-        total[0] = scale * value
+    @jit()
+    def add_partials_kernel(partials, count, scale, total):
+        """total[0] = scale · Σ partials[:count], or its root, in float64; total may be float32.
 
+        grid 1, block 256, owns the sum; shared 2 KiB; moves 8·count bytes.
+        """
+        whole = scale * sum_of(partials, count)
+        if cuda.threadIdx.x == 0:
+            total[0] = math.sqrt(whole) if root else whole
 
-@jit()
-def root_of_partials_kernel(partials, count, scale, total):
-    """total[0] = √(scale · Σ partials[:count]), all float64.
-
-    grid 1, block 256, owns the sum; shared 2 KiB; moves 8·count bytes.
-    """
-    value = sum_of(partials, count)
-    if cuda.threadIdx.x == 0:
-        total[0] = math.sqrt(scale * value)
+    return add_partials_kernel
 
 
 def sum_blocks(count: int) -> int:
@@ -114,8 +109,7 @@ def partial_bytes(blocks: int) -> int:
 
 def add_partials(partials: Any, blocks: int, scale: float, total: Any, root: bool = False) -> Launch:
     """The launch that turns `blocks` float64 partials into total = scale · Σ, or its root."""
-    kernel = root_of_partials_kernel if root else add_partials_kernel
-    return Launch(kernel, 1, THREADS, (partials, np.int32(blocks), np.float64(scale), total))
+    return Launch(partials_kernel(root), 1, THREADS, (partials, np.int32(blocks), np.float64(scale), total))
 
 
 @functools.cache

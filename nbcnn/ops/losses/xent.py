@@ -158,17 +158,6 @@ def xent_total_kernel(labels, weights, rows, classes, ignore, partials):
         partials[cuda.blockIdx.x] = value
 
 
-@jit()
-def xent_total_sum_kernel(partials, count, total):
-    """total[0] = Σ partials[:count], rounded to float32.
-
-    grid 1, block 256, owns the sum; shared 2 KiB; moves 8·count bytes.
-    """
-    value = sum_of(partials, count)
-    if cuda.threadIdx.x == 0:
-        total[0] = value
-
-
 @functools.cache
 def fprop_kernel(kind: str, group: int, planes: bool, weighted: bool) -> Any:
     """The forward kernel with `group` threads per row, a power of two up to 256; logits and p stored as `kind`, in `planes` of a class each or
@@ -325,10 +314,7 @@ def bind_total(call: Call) -> list[Launch]:
     (labels, weights), (total,) = call.ins, call.outs
     grid, partials = _total_grid(call), call.scratch.view(np.float64)
     numbers = (np.int32(numel(call.in_shapes[0])), np.int32(numel(call.in_shapes[1]) - 1), np.int32(call.attrs["ignore"]))
-    return [
-        Launch(xent_total_kernel, grid, THREADS, (labels, weights, *numbers, partials)),
-        Launch(xent_total_sum_kernel, 1, THREADS, (partials, np.int32(grid), total)),
-    ]
+    return [Launch(xent_total_kernel, grid, THREADS, (labels, weights, *numbers, partials)), add_partials(partials, grid, 1, total)]
 
 
 def bind_fprop(call: Call) -> list[Launch]:

@@ -7,7 +7,7 @@ import pytest
 
 from nbcnn.gpu import compiler
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
-from nbcnn.ops.kernel.reduce import THREADS, add_partials_kernel
+from nbcnn.ops.kernel.reduce import THREADS, partials_kernel
 from nbcnn.ops.kernel.tensor_maps import encode_tiled
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cluster import cluster_arrive, cluster_arrive_relaxed, cluster_rank, cluster_wait, load_of_block
@@ -346,7 +346,7 @@ def test_integers_of_a_kernel_are_of_32_bits():
 def test_the_barriers_of_a_kernel_of_ours_are_needed(monkeypatch):
     partials, total = np.arange(300, dtype=np.float64), np.zeros(1)
     arguments = partials, np.int32(300), np.float64(2), total
-    assert found(add_partials_kernel, *arguments, block=THREADS).faults == []
+    assert found(partials_kernel(False), *arguments, block=THREADS).faults == []
     assert total[0] == 2 * partials.sum()
     monkeypatch.setattr(names.cuda, "syncthreads", lambda: None)
-    assert found(add_partials_kernel, *arguments, block=THREADS).kinds() == {"race"}
+    assert found(partials_kernel(False), *arguments, block=THREADS).kinds() == {"race"}
