@@ -235,6 +235,9 @@ def test_the_twin_learns_as_ours_does():
     assert theirs["train_accuracy"] > theirs["first_train_accuracy"] - 0.05
     assert min(theirs["accuracy"], ours["accuracy"]) > 0.9
 
+    (timed,) = mnist.torch_steps(data, precisions=("fp32",), device="cpu")  # more steps than an epoch has learning rates
+    assert timed["step_ms"]["count"] == mnist.ROWS
+
     from nbcnn.lab.peers.mnist import Twin
 
     twin = Twin(data, mnist.BATCH, mnist.RATE, 1, norm="s0", precision="fp32", device="cpu")

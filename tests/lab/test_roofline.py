@@ -229,3 +229,15 @@ def test_a_slow_step_is_warmed_up_by_few_of_it(monkeypatch):
     session = SimpleNamespace(steps_per_epoch=256, step=lambda run: None)
     steps.time_steps(session)
     assert max(taken) == 5
+
+
+def test_noise_between_long_steps_leaves_a_time_to_the_shortest(monkeypatch):
+    """Steps of 200, 50 and 0.002 ms whose sum is 0.03 ms above the whole: a third of that would be more than the shortest takes."""
+    monkeypatch.setattr(steps, "_whole", lambda session, count: summarise([250.0] * count))
+    monkeypatch.setattr(steps, "_replays", lambda session, count: None)
+    spent = {True: [200.0, 50.0, 0.002], False: 249.972}
+    monkeypatch.setattr(steps, "_marked", lambda session, inside: SimpleNamespace(replay=None, spent=lambda: spent[inside], close=lambda: None))
+    monkeypatch.setattr(steps, "WARM_SECONDS", 0.01)
+    found = steps.time_steps(SimpleNamespace(steps_per_epoch=256, step=lambda run: None))
+    assert found.event_ms == pytest.approx(0.001)
+    assert [each.median for each in found.steps] == pytest.approx([199.999, 49.999, 0.001])

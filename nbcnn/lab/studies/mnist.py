@@ -27,6 +27,8 @@ BATCH = 128
 RATE = 0.001
 STEPS = 200
 """Training steps that the step's time is made of."""
+ROWS = 5
+"""How often they are timed."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,9 @@ def steps(data: Dataset, way: Way) -> dict[str, Any]:
 
 
 def _spent(step: Callable[[], Any], count: int, wait: Callable[[], None], before: Callable[[], Any] = lambda: None) -> list[float]:
-    """Milliseconds of a step in each of five rows of `count` steps; what `before` does between the rows does not count."""
+    """Milliseconds of a step in each of ROWS rows of `count` steps; what `before` does between the rows does not count."""
     spent = []
-    for _ in range(5):
+    for _ in range(ROWS):
         before()
         spent.append(wall_ms(lambda: [step() for _ in range(count)], wait) / count)
     return spent
@@ -134,12 +136,14 @@ def step_row(form: str, milliseconds: list[float]) -> dict[str, Any]:
     return {"what": "step", "form": form, "batch": BATCH, "step_ms": summarise(milliseconds).as_dict()}
 
 
-def torch_steps(data: Dataset, norm: str = "s0", precisions: tuple[str, ...] = ("fp32", "tf32")) -> Iterator[dict[str, Any]]:
+def torch_steps(
+    data: Dataset, norm: str = "s0", precisions: tuple[str, ...] = ("fp32", "tf32"), device: str = "cuda"
+) -> Iterator[dict[str, Any]]:
     """The same step in PyTorch, captured as one CUDA graph: gather, forward, loss, backward, Adam (capturable, fused)."""
     from nbcnn.lab.peers import mnist as twins
 
     for precision in precisions:
-        twin = twins.Twin(data, BATCH, RATE, 1, norm=norm, precision=precision)
+        twin = twins.Twin(data, BATCH, RATE, ROWS, norm=norm, precision=precision, device=device)  # a learning rate for every step of all rows
         count = min(STEPS, twin.whole)
         yield step_row(f"PyTorch {precision}, as a graph", _spent(twin.step, count, twin.wait, twin.begin_epoch))
 
