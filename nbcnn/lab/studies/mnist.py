@@ -136,9 +136,7 @@ def step_row(form: str, milliseconds: list[float]) -> dict[str, Any]:
     return {"what": "step", "form": form, "batch": BATCH, "step_ms": summarise(milliseconds).as_dict()}
 
 
-def torch_steps(
-    data: Dataset, norm: str = "s0", precisions: tuple[str, ...] = ("fp32", "tf32"), device: str = "cuda"
-) -> Iterator[dict[str, Any]]:
+def torch_steps(data: Dataset, norm: str = "s0", precisions: tuple[str, ...] = ("fp32", "tf32"), device: str = "cuda") -> Iterator[dict[str, Any]]:
     """The same step in PyTorch, captured as one CUDA graph: gather, forward, loss, backward, Adam (capturable, fused)."""
     from nbcnn.lab.peers import mnist as twins
 

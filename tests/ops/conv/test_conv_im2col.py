@@ -164,17 +164,19 @@ def test_small_batches_are_split_over_the_multiprocessors():
         assert np.prod(tile.grid(*c.gemm(str(op).removeprefix("conv_"))[:2])) >= 120
 
 
-def test_few_filters_get_a_tile_with_few_rows_whatever_the_batch():
-    """A weight gradient of three filters has GM = 3: a tile of 64 rows would multiply 61 rows of zeros."""
+def test_few_filters_get_a_tile_with_few_rows_or_columns_whatever_the_batch():
+    """A weight gradient of three filters has GM = 3, the result GN = 3: a tile of 64 rows would multiply 61 rows of zeros."""
     for batch in (16, 256, 1024):
         c = replace(REAL_SHAPES["thin out"], N=batch)
         assert OPS[named("conv_wgrad")].tile(bare_call("conv_wgrad", c), H200).BM == 16
+        assert OPS[named("conv_fprop")].tile(bare_call("conv_fprop", c), H200).BN == 16
 
 
 @pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("tile", [Tile(16, 64, 16, 4, 4, 2), Tile(64, 16, 16, 4, 4, 2)], ids=["rows", "columns"])
 @pytest.mark.parametrize("c", [ConvShape(5, 4, 3, 3, 12, 3, 3, 1, 1), ConvShape(2, 3, 5, 4, 6, 2, 2, 1, 1)], ids=["whole loads", "ragged"])
-def test_a_tile_of_sixteen_rows(device, rng, op, c):
-    check_parity(device, rng, op, c, Tile(16, 64, 16, 4, 4, 2))
+def test_a_tile_of_sixteen_rows_or_columns(device, rng, op, tile, c):
+    check_parity(device, rng, op, c, tile)
 
 
 @pytest.mark.parametrize("sizes", [(128, 128, 16, 8, 6), (128, 128, 10, 8, 8), (100, 128, 16, 8, 8), (16, 128, 16, 8, 8)])

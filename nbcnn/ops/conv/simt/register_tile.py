@@ -122,18 +122,19 @@ def thread_corner(tile: Tile) -> Any:
     The lanes of a warp stand 4 down and 8 across in an interleaved order: bit 0 of the lane moves across, bit 1 down, then
     2 and 3 across, 4 down. A 16-byte shared load serves half a warp at once if lanes that differ in bit 0, or in bit 1, read
     the same address; so both the loads of A (equal along a row) and of B (equal along a column) take two passes, not four.
-    CUTLASS calls this lane layout RowMajorInterleaved<2>.
+    CUTLASS calls this lane layout RowMajorInterleaved<2>. Where a tile has too few columns, lanes stand 8 down and 4 across, by the same bits.
     """
-    WX = tile.BN // tile.TN // 8
+    ACROSS = tile.across
+    DOWN, WX = 32 // ACROSS, tile.BN // tile.TN // ACROSS
 
     @jit(device=True)
     def corner():
         tid = cuda.threadIdx.x
-        across = (tid & 1) | ((tid >> 1) & 6)
-        down = ((tid >> 1) & 1) | ((tid >> 3) & 2)
+        of_eight = (tid & 1) | ((tid >> 1) & 6)
+        of_four = ((tid >> 1) & 1) | ((tid >> 3) & 2)
         warp = tid >> 5
-        row = warp // WX * 4 + down
-        column = warp % WX * 8 + across
+        row = warp // WX * DOWN + (of_four if ACROSS == 8 else of_eight)
+        column = warp % WX * ACROSS + (of_eight if ACROSS == 8 else of_four)
         return row * 4, column * 4
 
     return corner
