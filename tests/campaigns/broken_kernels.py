@@ -3,8 +3,8 @@
     python -m tests.campaigns.broken_kernels --count 60
 
 A seed makes one mutant of a kernel that the simulator runs. Its ops are checked as gradcheck does, with races looked for; what survives that is run
-by the tests that launch the kernel: those that pytest alone runs in the simulator, then those that .ci/full adds. The survivors that change nothing
-stand in SURVIVORS, with the reason.
+by the tests that launch the kernel: those that pytest alone runs in the simulator, then those that .ci/full adds to the same files. The survivors
+that change nothing stand in SURVIVORS, with the reason.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ast
 import copy
 import dataclasses
 import json
+import math
 import os
 import random
 import re
@@ -24,13 +25,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120
-"""A check that takes longer does not end any more: noticed."""
+"""A check that takes so many seconds of a core, beside what it takes where kernels are right, does not end any more: noticed."""
+IDLE = 10
+"""How many times as long by the clock a check may take, beside others."""
 SURVIVORS: dict[str, str] = json.loads(Path(__file__).with_name("broken_kernels.json").read_text())
 """Mutants, as `str` writes them, that need not be noticed, and why."""
 BINARY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.BitAnd: ast.BitOr, ast.RShift: ast.LShift}
@@ -143,40 +146,51 @@ def copied(folder: Path) -> Path:
 
 MARKS = {"pytest": "not full", ".ci/full": "gpu and full"}
 """Who runs tests in the simulator, and the marks of what it runs there; .ci/full beside what pytest runs."""
-Tests = dict[str, list[str]]
-"""{"file kernel": the tests that launch it}."""
 
 
-def launching(who: str, folder: Path) -> Tests:
-    """What launches each kernel, of the tests that pytest or .ci/full runs in the simulator: they are run once, in a copy that is right."""
+@dataclass(frozen=True)
+class Launching:
+    """What launches a kernel: tests, and the seconds that they take where it is right."""
+
+    tests: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def launching(folder: Path) -> dict[str, Launching]:
+    """{"file kernel": what launches it}, of the tests that pytest runs in the simulator: they are run once, in a copy that is right; a line each."""
     sys.path.insert(0, str(ROOT / "tests"))  # what the tests share, as pytest has it
-    from gpu.test_simulator import CONVOLUTIONS, ELSEWHERE, FURTHER, PARTS
+    from gpu.test_simulator import CONVOLUTIONS, ELSEWHERE, PARTS
     from launches import read
 
-    runs = PARTS.values() if who == "pytest" else [(file,) for file in sorted({file for part in (*PARTS.values(), FURTHER) for file in part})]
-    found: Tests = {}
-    for part in runs:
-        marks = "gpu and not full" if part in (CONVOLUTIONS, ELSEWHERE) else MARKS[who]
-        noted = folder / "launched"
+    found: dict[str, set[str]] = {}
+    took: dict[str, float] = {}
+    for name, part in PARTS.items():
+        begun, noted = time.perf_counter(), folder / "launched"
         noted.write_text("{}")
-        if not _passes(folder, _pytest(marks, [str(next((folder / "tests").rglob(file)).relative_to(folder)) for file in part]), noted, 3600):
+        files = [str(next((folder / "tests").rglob(file)).relative_to(folder)) for file in part]
+        marks = "gpu and not full" if part in (CONVOLUTIONS, ELSEWHERE) else MARKS["pytest"]
+        said = _passes(folder, [*_pytest(marks, files), "--durations=0"], noted, 3600)
+        if said is None:
             raise RuntimeError(f"{part}: tests of kernels that are right fail")
-        for name, about in read(noted).items():
-            module, kernel = name.split()
-            found.setdefault(f"{module.replace('.', '/')}.py {kernel.rpartition('.')[2]}", []).extend(about["tests"])
-    return found
+        took |= {test: float(seconds) for seconds, test in re.findall(r"^ *([\d.]+)s call +(.*)$", said, re.M)}
+        for kernel, about in read(noted).items():
+            module, kernel = kernel.split()
+            found.setdefault(f"{module.replace('.', '/')}.py {kernel.rpartition('.')[2]}", set()).update(about["tests"])
+        print(f"{time.perf_counter() - begun:5.0f} s  what the tests of part {name} launch", flush=True)
+    return {kernel: Launching(sorted(tests), sum(took.get(test, 0.0) for test in tests)) for kernel, tests in found.items()}
 
 
-def noticed(mutant: Mutant, folder: Path, tests: list[str], marks: str = MARKS["pytest"]) -> str:
-    """What notices a mutant: gradcheck or a test; empty if nothing does. `folder`: of `copied`."""
+def noticed(mutant: Mutant, folder: Path, tests: list[str], marks: str = MARKS["pytest"], seconds: float = 0.0) -> str:
+    """What notices a mutant: gradcheck or a test; empty if nothing does. `folder`: of `copied`; `seconds`: what the tests take without it."""
     place = folder / mutant.file
     right = place.read_bytes()
     place.write_bytes(right[: mutant.span[0]] + mutant.after.encode() + right[mutant.span[1] :])
     ops = kernels()[mutant.file, mutant.kernel]
     try:
-        if marks == MARKS["pytest"] and not _passes(folder, [sys.executable, "-W", "ignore", __file__, "--ops", ",".join(ops)]):
+        check = [sys.executable, "-W", "ignore", __file__, "--ops", ",".join(ops)]
+        if marks == MARKS["pytest"] and _passes(folder, check) is None:
             return "gradcheck"
-        return "tests" if tests and not _passes(folder, _pytest(marks, tests)) else ""
+        return "tests" if tests and _passes(folder, _pytest(marks, tests), limit=SECONDS + 2 * seconds) is None else ""
     finally:
         place.write_bytes(right)
 
@@ -185,14 +199,16 @@ def _pytest(marks: str, tests: list[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", marks, *tests]
 
 
-def _passes(folder: Path, command: list[str], launched: Path | str = os.devnull, limit: float = SECONDS) -> bool:
-    """True if a command ends well in the simulator within `limit` seconds; no tests (5) are no failure."""
+def _passes(folder: Path, command: list[str], launched: Path | str = os.devnull, limit: float = SECONDS) -> str | None:
+    """What a command prints that ends well in the simulator within `limit` seconds of a core, else None; no tests (5) are no failure."""
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"NBCNN_SIMULATOR": "1", "NBCNN_TEST_LAUNCHES": str(launched)}
+    environment |= {"NBCNN_SIMULATOR": "1", "NBCNN_TEST_LAUNCHES": str(launched), "OPENBLAS_NUM_THREADS": "1"}
+    limited = ["bash", "-c", f'ulimit -t {math.ceil(limit)}; exec "$@"', "bash", *command]
     try:
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=limit).returncode in (0, 5)
+        ended = subprocess.run(limited, cwd=folder, env=environment, capture_output=True, text=True, timeout=IDLE * limit)
     except subprocess.TimeoutExpired:
-        return False
+        return None
+    return ended.stdout if ended.returncode in (0, 5) else None
 
 
 def check(ops: str) -> int:
@@ -239,14 +255,16 @@ def campaign(count: int, seed: int = 0, seconds: float = float("inf")) -> Result
     result = Result(0, Counter(), 0, [])
     with tempfile.TemporaryDirectory() as made:
         folder, started = copied(Path(made)), time.perf_counter()
-        left = sample(count, seed)
-        for who in MARKS:
-            tests = launching(who, folder) if left else {}
+        launched, left = launching(folder), sample(count, seed)
+        for who, marks in MARKS.items():
             trying, left = left, []
             for mutant in trying:
                 if (begun := time.perf_counter()) - started > seconds:
                     break
-                by = noticed(mutant, folder, sorted(set(tests.get(f"{mutant.file} {mutant.kernel}", []))), MARKS[who])
+                of = launched.get(f"{mutant.file} {mutant.kernel}", Launching())
+                files = sorted({test.partition("::")[0] for test in of.tests})
+                # Of more tests nobody knows how long they take: ten minutes of a core.
+                by = noticed(mutant, folder, of.tests, marks, of.seconds) if who == "pytest" else noticed(mutant, folder, files, marks, 300)
                 result.tried += who == "pytest"
                 result.by[who] += bool(by)
                 known = not by and str(mutant) in SURVIVORS

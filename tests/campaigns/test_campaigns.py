@@ -98,6 +98,9 @@ def test_mutants_that_nothing_noticed_once_are_noticed(file, kernel, before, num
 
 @pytest.mark.full
 def test_a_sample_of_mutants_is_noticed_or_justified():
-    """Five minutes on an idle core; `python -m tests.campaigns.broken_kernels --count 60 --seed 7` is a larger one."""
+    """A line for each part of the tests and each mutant, none of which takes more than ten minutes of a core.
+
+    `python -m tests.campaigns.broken_kernels --count 60 --seed 7` is a larger one.
+    """
     result = broken_kernels.campaign(18, seed=1)
     assert (result.tried, list(map(str, result.survivors))) == (18, [])
