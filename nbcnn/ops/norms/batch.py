@@ -114,7 +114,7 @@ def _apply(call: Call, kind: str, share: Share, extent: Extent, mean: Any, sprea
     activation, plus = activation_of(call.op)
     x, weight, bias = call.ins[:3]
     function, short = (activation.of(call.attrs), activation.gates) if activation else (maps.same, True)
-    kernel = batch_forward.apply_kernel(kind, share, function, plus, call.op.direction == "infer", short=short)
+    kernel = batch_forward.apply_kernel(kind, share, function, plus, call.op.direction == "infer", short=short, dense=not call.places)
     eps = np.float32(call.attrs.get("eps", 0))  # of variances alone: 1/deviation has it
     args = (x, call.ins[5] if plus else x, weight, bias, mean, spread, call.outs[0], *_scalars(extent), np.int32(1), eps)
     args += call.channels("in", 0), call.channels("out", 0)
@@ -132,7 +132,7 @@ def statistics_launches(call: Call) -> list[Launch]:
     kind, share, extent = shared_call(call, 0)
     partials = _partials(call, extent)
     args = (call.ins[0], partials, *_scalars(extent), call.channels("in", 0))
-    moments = Launch(batch_forward.moments_kernel(kind, share), extent.grid, share.threads, args)
+    moments = Launch(batch_forward.moments_kernel(kind, share, not call.places), extent.grid, share.threads, args)
     return [moments, statistics_launch(call, partials, extent.pixels, extent.chunk)]
 
 
@@ -172,7 +172,9 @@ def _sums(call: Call, sums: Any) -> list[Launch]:
     args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dz, partials, *_scalars(extent), np.int32(1))
     args += call.channels("in", 0), call.channels("in", 1)
     return [
-        Launch(batch_backward.sums_kernel(kind, share, gradient, plus, two=two, short=short), extent.grid, share.threads, args),
+        Launch(
+            batch_backward.sums_kernel(kind, share, gradient, plus, two=two, short=short, dense=not call.places), extent.grid, share.threads, args
+        ),
         totals_launch(partials, rstd, dweight, dbias, sums, extent.channels, extent.chunks),
     ]
 
@@ -195,7 +197,7 @@ def _dgrad(call: Call, activation: Activation | None, dy: Any, dy_channels: np.i
     args = (dy, call.ins[1], *channels, sums, call.ins[more or 0], call.outs[0], *_scalars(extent), dy_channels)
     args += call.channels("in", 1), call.channels("in", more or 0)
     gradient, short = _gradient(call, activation)
-    return Launch(batch_backward.dgrad_kernel(kind, share, gradient, more is not None, short), extent.grid, share.threads, args)
+    return Launch(batch_backward.dgrad_kernel(kind, share, gradient, more is not None, short, not call.places), extent.grid, share.threads, args)
 
 
 def _more(call: Call) -> int | None:
@@ -223,7 +225,12 @@ def bind_statistics(call: Call) -> list[Launch]:
     x, partials, attrs = call.ins[0], _partials(call, extent), call.attrs
     which = np.int32(attrs["ranks"]), np.int32(attrs["rank"]), np.float32(attrs["images"])
     return [
-        Launch(batch_forward.moments_kernel(kind, share), extent.grid, share.threads, (x, partials, m, c, hw, chunk, call.channels("in", 0))),
+        Launch(
+            batch_forward.moments_kernel(kind, share, not call.places),
+            extent.grid,
+            share.threads,
+            (x, partials, m, c, hw, chunk, call.channels("in", 0)),
+        ),
         Launch(batch_forward.part_kernel(), extent.channels, CHANNEL_THREADS, (partials, call.outs[0], m, c, chunk, np.int32(extent.chunks), *which)),
     ]
 

@@ -17,10 +17,20 @@ from nbcnn.ops.norms.plane import column_sum
 
 
 @cache
-def sums_kernel(kind: str, share: Share, gradient: Any, masked: bool, grouped: bool = False, two: bool = False, short: bool = True) -> Any:
+def sums_kernel(
+    kind: str,
+    share: Share,
+    gradient: Any,
+    masked: bool,
+    grouped: bool = False,
+    two: bool = False,
+    short: bool = True,
+    dense: bool = True,
+) -> Any:
     """`gradient`: the device function (dy, z) -> the gradient of z, the input of the activation behind the norm, which is made of x once more;
     `passed_on`: there is none. `short`: it is of few instructions. `masked`: a ReLU, where y says what passes, and dz keeps that. `grouped`: means
-    are of groups (`statistic_of_group`). `two`: dy is the sum of two gradients, of which `more` is the second.
+    are of groups (`statistic_of_group`). `two`: dy is the sum of two gradients, of which `more` is the second. `dense`: no operand is a part of a
+    larger image.
     """
     (load, store), place, add = lanes_io(kind, share.width), place_of(share.last), rows_sum(share, 2 * share.width)
     take_means, (load_floats, _) = taking(share.width, grouped), floats_io(share.width)
@@ -51,6 +61,7 @@ def sums_kernel(kind: str, share: Share, gradient: Any, masked: bool, grouped: b
         dy and x are parts of `dy_channels` and `x_channels` channels, or all of them.
         shared 8·width bytes per thread; moves 8·x bytes, 16·x where it reads y and writes dz, 20·x with `more`.
         """
+        dy_channels, x_channels = (C, C) if dense else (dy_channels, x_channels)
         memory = cuda.shared.array(MEMORY, f4)
         grads = cuda.local.array(FLOATS, f4)
         values = cuda.local.array(FLOATS, f4)
@@ -137,8 +148,8 @@ def totals_kernel() -> Any:
 
 
 @cache
-def dgrad_kernel(kind: str, share: Share, gradient: Any, plus: bool = False, short: bool = True) -> Any:
-    """`gradient` and `short` as in `sums_kernel`. `plus`: `more` is added to dx."""
+def dgrad_kernel(kind: str, share: Share, gradient: Any, plus: bool = False, short: bool = True, dense: bool = True) -> Any:
+    """`gradient`, `short` and `dense` as in `sums_kernel`. `plus`: `more` is added to dx."""
     (load, store), place = lanes_io(kind, share.width), place_of(share.last)
     load_floats, _ = floats_io(share.width)
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
@@ -162,6 +173,7 @@ def dgrad_kernel(kind: str, share: Share, gradient: Any, plus: bool = False, sho
         ROWS-th pixel of it. dy, x and more are parts of so many channels as the last arguments say, or all of them.
         shared none; moves 12·x bytes, 16·x with `more`.
         """
+        dy_channels, x_channels, more_channels = (C, C, C) if dense else (dy_channels, x_channels, more_channels)
         grads = cuda.local.array(FLOATS, f4)
         values = cuda.local.array(FLOATS, f4)
         mores = cuda.local.array(FLOATS, f4)

@@ -24,7 +24,8 @@ def flight_of(share: Share, short: bool) -> int:
 
 
 @cache
-def moments_kernel(kind: str, share: Share) -> Any:
+def moments_kernel(kind: str, share: Share, dense: bool = True) -> Any:
+    """`dense`: x is no part of a larger image, and has a register less than one that is."""
     (load, _), place, add = lanes_io(kind, share.width), place_of(share.last), rows_sum(share, 2 * share.width)
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
     FLOATS, SUMS, MEMORY = IN_FLIGHT * share.width, 2 * share.width, 2 * share.width * share.threads
@@ -46,6 +47,7 @@ def moments_kernel(kind: str, share: Share) -> Any:
         shared 8·width bytes per thread; moves 4·x bytes, once.
         source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
         """
+        x_channels = C if dense else x_channels
         memory = cuda.shared.array(MEMORY, f4)
         values = cuda.local.array(FLOATS, f4)
         leads = cuda.local.array(WIDTH, f4)
@@ -186,10 +188,19 @@ def together_kernel() -> Any:
 
 @cache
 def apply_kernel(
-    kind: str, share: Share, function: Any, plus: bool, infer: bool, grouped: bool = False, affine: bool = True, short: bool = True
+    kind: str,
+    share: Share,
+    function: Any,
+    plus: bool,
+    infer: bool,
+    grouped: bool = False,
+    affine: bool = True,
+    short: bool = True,
+    dense: bool = True,
 ) -> Any:
     """`function`: the device function that makes y at last; `short`: of few instructions. `plus`: `other` is added before. `infer`: `spread` holds
     variances instead of 1/deviation. `grouped`: statistics are of groups (`statistic_of_group`). `affine`: there are weight and bias.
+    `dense`: neither x nor y is a part of a larger image.
     """
     (load, store), place, take = lanes_io(kind, share.width), place_of(share.last), taking(share.width, grouped)
     load_floats, _ = floats_io(share.width)
@@ -213,6 +224,7 @@ def apply_kernel(
         ROWS-th pixel of it. x and y are parts of `x_channels` and `y_channels` channels, or all of them.
         shared none; moves 8·x bytes, 12·x with `other`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """
+        x_channels, y_channels = (C, C) if dense else (x_channels, y_channels)
         values = cuda.local.array(FLOATS, f4)
         others = cuda.local.array(FLOATS, f4)
         means = cuda.local.array(WIDTH, f4)
