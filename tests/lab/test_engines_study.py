@@ -58,7 +58,9 @@ def test_the_regret_of_the_choices_is_small(row, mean, worst):
 
     Weight gradients that split their operands into planes are held apart: alone they pay for all of the splitting, in a plan they share it.
     """
-    judged = engines.judged([each for each in json.loads(MEASURED.read_text()) if each["row"] == row])
+    measured = engines.judged([each for each in json.loads(MEASURED.read_text()) if each["row"] == row])
+    judged = [each for each in measured if not younger(each["ways"][0])]
+    assert len(judged) > 0.93 * len(measured)
     regrets = [
         (lost, in_planes(each["ways"][0]) and not in_planes(engines.fastest(each))) for each in judged if (lost := engines.regret(each)) is not None
     ]
@@ -68,6 +70,12 @@ def test_the_regret_of_the_choices_is_small(row, mean, worst):
     assert max(others) < worst
     assert len(apart) < 0.05 * len(regrets)
     assert max(apart, default=0.0) < 0.25
+
+
+def younger(way):
+    """Whether a way has a tile that the study did not know: of 16 rows or columns on CUDA cores."""
+    tile = way.get("tile") or {}
+    return "TM" in tile and 16 in (tile.get("BM"), tile.get("BN"))
 
 
 def in_planes(way):

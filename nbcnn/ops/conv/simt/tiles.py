@@ -93,16 +93,17 @@ EFFICIENCY = {
     Tile(64, 64, 16, 4, 4): 0.63,
     Tile(32, 64, 16, 4, 4): 0.61,
     Tile(64, 32, 16, 4, 4): 0.60,
-    Tile(16, 64, 16, 4, 4): 0.60,
-    Tile(64, 16, 16, 4, 4): 0.60,
+    Tile(16, 64, 16, 4, 4): 0.45,
+    Tile(64, 16, 16, 4, 4): 0.36,
 }
 """Fraction of the FFMA rate that a multiprocessor with many warps would reach. This and the next five numbers were fitted
 to 410 times of convolutions 128 to 256 channels wide, batch 1 to 1,024, on an H200: they give them with an rms error of 4 %,
-and the tile chosen is 0.6 % slower than the best one measured, on average. The last three efficiencies are guesses.
+and the tile chosen is 0.6 % slower than the best one measured, on average. That of 64×32 is a guess.
 
 The last two tiles are for few filters: three or ten of them fill 16 rows of a weight gradient, or 16 columns of a result, and 64
-would be mostly zeros. The weight gradient of three filters at batch 256 took 625 µs, for which 0.8 would be right. With 0.8, large
-products would take these tiles as well: that each row of tiles reads an operand once more is not counted here."""
+would be mostly zeros. Each was timed once, with three filters at batch 256: 625 µs for the weight gradient would be 0.85, 1,033 for the
+forward pass 0.36. The first stands lower, so that it is taken for 16 rows at most: with 33 it was not timed. That each row of tiles
+reads an operand once more is not counted here."""
 RAGGED = (Tile(64, 64, 16, 4, 4), Tile(64, 32, 16, 4, 4), Tile(16, 64, 16, 4, 4), Tile(64, 16, 16, 4, 4))
 """Tiles for operands that cannot be read by whole k-tiles of 16-byte loads: small enough for the registers that takes."""
 MAX_SPLIT = 64
