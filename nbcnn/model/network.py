@@ -356,7 +356,7 @@ class Model(Weights):
     def step(self, optimizer: Optimizer | str | None = None, *, steps: int = 1, steps_per_epoch: int = 1) -> TrainingStep:
         """A training step for a loop of your own, whose loss any program may make: `forward`, `backward`, `update` (`TrainingStep`).
 
-        optimizer  as `fit` takes it. steps, steps_per_epoch  what a schedule of learning rates is laid over; behind the last step its last rate
+        optimizer  as `fit` takes it. steps, steps_per_epoch  what a schedule of learning rates is laid over; after the last step the last rate
                    holds, and a plain number needs neither.
         The model's own loss takes no part. Raises UsageError before the network is built, for a network with several inputs, for layers that draw
         random numbers (Dropout), and in precision fp16, which scales the loss.

@@ -106,7 +106,7 @@ class TrainingStep(Turns):
         _check(self._net)
         own = fixed(self._net.layers) | dict(factors)
         rates = optimizer.rates(steps, steps_per_epoch)
-        self._training = False
+        self._training = self._closed = False
         self._plans = Training(self._net, {}, optimizer, 1, len(rates), factors=own)
         if not self._plans.updates:
             raise UsageError("every parameter is frozen, so there is nothing to train")
@@ -133,6 +133,7 @@ class TrainingStep(Turns):
         check_memory(net.device, {"optimizer": plan.arena_bytes + sum(buf.nbytes for buf in bufs.values())}, "the optimizer's state")
         held = Allocated(net, {"update": plan}, bufs, values, plans.parts)
         held.compile()
+        net.params.grads_of = None
         net.device.upload(net.params.grads, np.zeros(net.params.layout.size, np.float32))
         with net.params.kept():
             held.programs["update"].prepare()
@@ -146,8 +147,11 @@ class TrainingStep(Turns):
         """The output for a batch of examples, float32 (N, …), of several outputs a tuple: of the form of training, whose norms move their statistics.
 
         x  examples as `Model.predict` takes them; on the GPU float32. The output is where x is.
-        Raises UsageError for other examples, and where 16 forward passes wait for their backward pass; MemoryPlanError before anything is allocated.
+        Raises UsageError for other examples, where 16 forward passes wait for their backward pass, and after `close`; MemoryPlanError before anything
+        is allocated.
         """
+        if self._closed:
+            raise UsageError("the step was closed, which let its memory go: make another one by model.step")
         values = self._examples(x, channels_last)
         if len(self._open) >= OPEN:
             raise UsageError(f"{OPEN} forward passes wait for their backward pass: update() lets them go, and predict computes without gradients")
@@ -167,10 +171,12 @@ class TrainingStep(Turns):
         of          the output that `forward` gave, where several forward passes wait: `backward(da, of=a)`.
         inputs      return the gradient of the loss by x, float32 (N, …), where dy is, in the form that the network sees; else None.
         parameters  False leaves the gradients of the parameters as they are.
-        Raises UsageError without a forward pass, and for a dy of another shape.
+        Raises UsageError without a forward pass, for a dy of another shape, and where another step or `fit` took the place of the gradients so far.
         """
         if not (inputs or parameters):
             raise UsageError("backward was asked for no gradient: inputs=True, parameters=True, or both")
+        if parameters and self._gradients:
+            self._check_gradients()
         one = self._waiting(of)
         given = self._gradients_of(one, dy)
         for name, values in given.items():
@@ -178,6 +184,7 @@ class TrainingStep(Turns):
         where = FIRST if parameters and not self._gradients else SECOND
         one.run(BACKWARD if inputs else PARAMETERS, where, self._grads(where))
         if parameters:
+            self._net.params.grads_of = self
             self._gradients += 1
             if where == SECOND:
                 self._second().programs["add"].replay()
@@ -188,10 +195,11 @@ class TrainingStep(Turns):
     def update(self) -> None:
         """Move the weights by the gradients since the last update, and forget these. Forward passes that wait are let go.
 
-        Raises UsageError where there are no gradients.
+        Raises UsageError where there are no gradients, and where another step or `fit` took their place.
         """
         if not self._gradients:
             raise UsageError("there are no gradients since the last update: call forward and backward first")
+        self._check_gradients()
         self._held.programs["update"].replay()
         self._updates += 1
         self.clear()
@@ -215,7 +223,12 @@ class TrainingStep(Turns):
 
     @in_turn
     def gradients(self) -> dict[str, np.ndarray]:
-        """Host copies of the gradients since the last update, float32, by the parameter's name; zeros where there are none."""
+        """Host copies of the gradients since the last update, float32, by the parameter's name; zeros where there are none.
+
+        Raises UsageError where another step or `fit` took their place.
+        """
+        if self._gradients:
+            self._check_gradients()
         found = self._net.params.grads_dict()
         return found if self._gradients else {name: np.zeros_like(each) for name, each in found.items()}
 
@@ -227,9 +240,17 @@ class TrainingStep(Turns):
             one.close()
         for held in filter(None, (self._held, self._beside)):
             held.close()
-        self._functions, self._free, self._open, self._gradients = {}, {}, [], 0
+        self._functions, self._free, self._open, self._beside, self._gradients, self._closed = {}, {}, [], None, 0, True
 
     # -- inside
+
+    def _check_gradients(self) -> None:
+        """Raise UsageError where the gradients of the model, which has room for one set of them, are no longer those of this step."""
+        if self._net.params.grads_of is not self:
+            raise UsageError(
+                "another step of the model, or fit, has overwritten the gradients since backward: call clear(), then forward and backward again, "
+                "and update before others train the model"
+            )
 
     def _examples(self, x: Any, channels_last: bool | None) -> Any:
         """Examples as the network sees them: a float32 `DeviceArray`, or float32 (N, *shape) on the host."""

@@ -91,6 +91,7 @@ def train(
     rates = optimizer.rates(epochs * steps, steps)
     before = past.steps if past.optimizer == type(optimizer).__name__ else 0
     first_epoch = past.epochs
+    net.params.grads_of = None
     session = TrainingSession(
         net,
         images,

@@ -117,6 +117,8 @@ class ParameterBuffer:
         self.device = device
         self.weights = device.empty(self.layout.size, "float32")
         self.grads = device.empty(self.layout.size, "float32")
+        self.grads_of: object = None
+        """Whose the gradients are: a `TrainingStep` that writes some, or None."""
         self.state = device.empty(self.states.size, "float32")
         self._upload(self.grads, np.zeros(self.layout.size, np.float32))
 

@@ -172,6 +172,55 @@ def test_what_no_loop_can_train_is_refused():
         step.forward(X)
 
 
+def overwritten_by_another_step(model):
+    other = model.step("sgd")
+    other.backward(other.forward(X))
+
+
+def overwritten_by_fit(model):
+    model.fit(X, T, epochs=1, verbose=0)
+
+
+@pytest.mark.parametrize("overwrite", [overwritten_by_another_step, overwritten_by_fit, lambda model: model.step()], ids=["step", "fit", "new step"])
+def test_gradients_that_others_overwrote_are_not_taken(overwrite):
+    """A model has one set of gradients: an update by those of another step, of fit, or by zeros would say nothing."""
+    model = model_of([Flatten(), Linear(3)], "mse")
+    step = model.step("sgd")
+    y = step.forward(X)
+    step.backward(y)
+    waits = step.forward(X)
+    overwrite(model)
+    before = model.weights()
+    for call in (step.update, step.gradients, lambda: step.backward(waits)):
+        with pytest.raises(UsageError, match=r"has overwritten the gradients since backward: call clear\(\)"):
+            call()
+    assert all(np.array_equal(values, before[name]) for name, values in model.weights().items())
+    step.clear()
+    step.backward(step.forward(X))
+    step.update()
+    assert step.updates == 1
+
+
+def test_steps_with_whole_turns_share_a_model():
+    model = model_of([Flatten(), Linear(3)])
+    for _ in range(2):
+        for step in (model.step("sgd"), model.step("adam")):
+            step.backward(step.forward(X))
+            step.update()
+            assert step.updates == 1
+
+
+def test_a_closed_step_is_refused():
+    step = model_of(body()).step()
+    step.backward(step.forward(X))
+    step.close()
+    step.close()
+    with pytest.raises(UsageError, match="the step was closed"):
+        step.forward(X)
+    with pytest.raises(UsageError, match="no gradients"):
+        step.update()
+
+
 PLAYED = """
 import played_driver
 played_driver.install()
