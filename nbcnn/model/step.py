@@ -20,7 +20,7 @@ from nbcnn.model import on_gpu
 from nbcnn.model.turns import Turns, in_turn
 from nbcnn.nn.corruption import draws, inside
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.optim import Factor, Optimizer
+from nbcnn.nn.optim import PLAIN, Factor, Optimizer
 from nbcnn.nn.whitening import fixed
 from nbcnn.ops.update.advance import NONFINITE, STATE_SIZE, SUMS_SIZE
 from nbcnn.plan.graph import Buf, Tape, drop_dead, named
@@ -104,7 +104,8 @@ class TrainingStep(Turns):
         self._lock = model._lock  # calls of the model and of its steps take turns
         self._model, self._net = model, model.net
         _check(self._net)
-        own = fixed(self._net.layers) | dict(factors)
+        self._factors = _told(factors)
+        own = fixed(self._net.layers) | self._factors
         rates = optimizer.rates(steps, steps_per_epoch)
         self._training = self._closed = False
         self._plans = Training(self._net, {}, optimizer, 1, len(rates), factors=own)
@@ -195,8 +196,11 @@ class TrainingStep(Turns):
     def update(self) -> None:
         """Move the weights by the gradients since the last update, and forget these. Forward passes that wait are let go.
 
-        Raises UsageError where there are no gradients, and where another step or `fit` took their place.
+        Raises UsageError where there are no gradients, where another step or `fit` took their place, and where `freeze`, `unfreeze` or `set_factors`
+        of the model came after `Model.step`, whose update is as they were then.
         """
+        if _told(self._model._factors) != self._factors:
+            raise UsageError("freeze, unfreeze or set_factors was called after model.step: make another step, which takes them")
         if not self._gradients:
             raise UsageError("there are no gradients since the last update: call forward and backward first")
         self._check_gradients()
@@ -338,6 +342,11 @@ class TrainingStep(Turns):
         self._open.remove(one)
         one.outputs = None
         self._free.setdefault(one.function.input_shape[0], []).append(one)
+
+
+def _told(factors: Mapping[str, Factor]) -> dict[str, Factor]:
+    """The factors that are not 1."""
+    return {name: factor for name, factor in factors.items() if factor != PLAIN}
 
 
 def _check(net: Net) -> None:

@@ -201,6 +201,19 @@ def test_gradients_that_others_overwrote_are_not_taken(overwrite):
     assert step.updates == 1
 
 
+def test_a_parameter_that_is_frozen_later_does_not_move():
+    model = model_of([Flatten(), Linear(3)])
+    step, before = model.step("sgd"), model.weights()
+    step.backward(step.forward(X))
+    model.freeze("linear1.weight")
+    with pytest.raises(UsageError, match=r"freeze, unfreeze or set_factors was called after model\.step: make another step"):
+        step.update()
+    assert all(np.array_equal(values, before[name]) for name, values in model.weights().items())
+    model.unfreeze("linear1.weight")
+    step.update()
+    assert not np.array_equal(model.weights()["linear1.weight"], before["linear1.weight"])
+
+
 def test_steps_with_whole_turns_share_a_model():
     model = model_of([Flatten(), Linear(3)])
     for _ in range(2):
