@@ -55,3 +55,9 @@ def test_a_peer_that_is_installed_takes_part_and_one_that_fails_says_why(digits,
     assert (cuml["as_ours"], cuml["by"], cuml["accuracy"]) == (1, "26.10", own["accuracy"])
     assert [(each["kernel"], each["C"], each["tol"]) for each in calls] == [("rbf", 10, 1e-3)] * 2
     assert thunder == {"machine": "ThunderSVM", "why": "ThunderSVM failed: RuntimeError: no CUDA-capable device is detected"}
+
+
+def test_wrong_arguments_and_a_folder_without_features_have_a_message(tmp_path, capsys):
+    for argv, code, words in (([], 2, "usage: "), (["a", "few"], 2, "usage: "), ([str(tmp_path)], 3, "has no features.json")):
+        assert svm.main(argv) == code
+        assert words in capsys.readouterr().err

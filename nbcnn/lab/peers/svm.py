@@ -22,6 +22,7 @@ import numpy as np
 
 from nbcnn.classify import pipeline
 from nbcnn.classify.features import read_features
+from nbcnn.datasets.dataset import DataMissing
 from nbcnn.files import extras
 from nbcnn.gpu.device import cpu_instead
 
@@ -99,8 +100,15 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Print every row for people, then all of them as one line of JSON."""
-    found, limit = read_features(Path(argv[0]), verify=False), int(argv[1]) if len(argv) > 1 else None
+    """Print every row for people, then all of them as one line of JSON. The exit code: 0, 2 for wrong arguments, 3 for a folder without features."""
+    if not 1 <= len(argv) <= 2 or not all(each.isdecimal() and int(each) > 0 for each in argv[1:]):
+        print("nbcnn: error: usage: python -m nbcnn.lab.peers.svm FEATURES [LIMIT], a folder of extract_features.py and a number", file=sys.stderr)
+        return 2
+    try:
+        found, limit = read_features(Path(argv[0]), verify=False), int(argv[1]) if len(argv) > 1 else None
+    except DataMissing as error:
+        print(f"nbcnn: error: {error}", file=sys.stderr)
+        return error.exit_code
     labels, test_labels = found.train_labels, found.test_labels
     if labels is None or test_labels is None:
         print(f"nbcnn: error: {argv[0]} has features without labels: extract them from labelled images", file=sys.stderr)
