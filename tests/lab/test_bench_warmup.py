@@ -51,7 +51,7 @@ def made(alone=5.0, rotating=1.0, low_clock=345.0, written=(0.1, 0.2, 1.0)):
 
 
 def beside(found, alone):
-    """The study with PyTorch's form beside it, which takes as long when warm and `alone` times as long behind a rest."""
+    """The study with PyTorch's form beside it, which takes as long when warm and `alone` times as long after a rest."""
     peer = made(alone=alone - 1)
     return found | {"peer": {"form": "torch eager", "curve": peer["curve"], "cold": peer["cold"], "settled": peer["settled"]}}
 

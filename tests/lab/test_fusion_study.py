@@ -274,7 +274,7 @@ def test_seeds_and_steps_in_words():
     steps = [mnist.step_row("nbcnn cudacore fp32 fused", [0.1] * 5), mnist.step_row("PyTorch fp32, as a graph", [0.25] * 5)]
     text = "\n".join(mnist.summary([*runs, *steps]))
     assert "mean 99.10%, least 99.00%; 0.100 s per epoch" in text
-    assert "behind epoch 1: 96.30% of the training images, 98.10% of the test images; in the end 99.80% of the training images" in text
+    assert "after epoch 1: 96.30% of the training images, 98.10% of the test images; in the end 99.80% of the training images" in text
     assert "2.50×" in text
 
 

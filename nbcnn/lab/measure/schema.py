@@ -322,7 +322,7 @@ KINDS: dict[str, tuple[str, Any]] = {
         ],
     ),
     "mnist": (
-        "the classifier over several seeds, fused, unfused and by PyTorch, and its training step; accuracies of test and training images behind the"
+        "the classifier over several seeds, fused, unfused and by PyTorch, and its training step; accuracies of test and training images after the"
         " first epoch and the last",
         [
             {

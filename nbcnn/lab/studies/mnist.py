@@ -2,7 +2,7 @@
 
 The recipe is train.py's for `mnist-cnn`: He init, batch 128, Adam at 0.001, cosine to zero. An epoch's time is the training alone, from its
 permutation to its last step, the smaller last batch included; accuracy is the share of images whose largest logit is right, of the test images and
-of all training images, behind the first epoch and behind the last.
+of all training images, after the first epoch and after the last.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def torch_train(data: Dataset, seed: int, epochs: int, norm: str = "s0", precisi
 
 
 def _run(data: Dataset, epochs: int, one: Callable[[int], Any], wait: Callable[[], None], accuracy: Callable[..., float]) -> dict[str, Any]:
-    """Train by `one`, epoch by epoch: accuracies behind the first epoch and the last, and times."""
+    """Train by `one`, epoch by epoch: accuracies after the first epoch and the last, and times."""
     spent, right = [], []
     for epoch in range(epochs):
         spent.append(wall_ms(partial(one, epoch), wait))
@@ -159,7 +159,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         lines.append(f"  accuracy by seed {each}; mean {mean(found):.2%}, least {min(found):.2%}; {np.median(seconds):.3f} s per epoch")
         first, last, test = (mean(row[name] for row in runs) for name in ("first_train_accuracy", "train_accuracy", "first_accuracy"))
         lines.append(
-            f"  behind epoch 1: {first:.2%} of the training images, {test:.2%} of the test images; in the end {last:.2%} of the training images"
+            f"  after epoch 1: {first:.2%} of the training images, {test:.2%} of the test images; in the end {last:.2%} of the training images"
         )
     forms = [row for row in rows if row["what"] == "step"]
     for row in forms:

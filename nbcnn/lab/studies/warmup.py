@@ -117,7 +117,7 @@ def _torch(made: Prepared, asked: Problem, say: Callable[[str], None]) -> Forms 
 def rested(
     forms: Forms, sets: int, probe: ClockProbe | None, sleep: float, say: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The curve behind a rest, and bursts of every length, three of each, each behind a rest."""
+    """The curve after a rest, and bursts of every length, three of each, each after a rest."""
     forms.alone.repeat(1)
     forms.hot.repeat(1)
     forms.rotate.repeat(sets)
@@ -154,6 +154,6 @@ def curve(work: Calls, probe: ClockProbe | None, sleep: float) -> list[dict[str,
 
 
 def burst(work: Calls, n: int, probe: ClockProbe | None, sleep: float) -> dict[str, Any]:
-    """n calls after a rest, and the clock right behind them."""
+    """n calls after a rest, and the clock right after them."""
     time.sleep(sleep)
     return {"ms": work.repeat(n), "sm_mhz": probe.read() if probe else None}

@@ -85,12 +85,12 @@ def peer_answer(found: dict[str, Any]) -> list[str]:
         words = f"only {'ours' if ours > theirs else 'PyTorch’s'} gets faster"
     return [
         f"PyTorch's form, in the same rests and bursts, takes {their_many * 1e3:.1f} µs per call of {found['settled'][-1]['iterations']} warm ones,"
-        f" ours {many * 1e3:.1f}. From one call behind a rest to so many warm ones its time falls by {theirs:.2f} times, ours by {ours:.2f}: {words}."
+        f" ours {many * 1e3:.1f}. From one call after a rest to so many warm ones its time falls by {theirs:.2f} times, ours by {ours:.2f}: {words}."
     ]
 
 
 def gain(found: dict[str, Any]) -> tuple[float, float]:
-    """How many times as long one call behind a rest takes as one of many warm ones, and milliseconds of the latter."""
+    """How many times as long one call after a rest takes as one of many warm ones, and milliseconds of the latter."""
     many = float(found["settled"][-1]["hot"]["median"])
     return float(np.median(found["cold"][0]["ms"])) / many, many
 
