@@ -63,8 +63,10 @@ def test_split_sums_end_the_same_way(op, device):
         check(case, device, replace(TINY, split=5 if "wgrad" in str(op) else 2))
 
 
-def test_one_row_of_tiles_adds_up_the_bias_of_a_doubled_image(device):
-    case = next(case for case in up_cases(ConvShape(1, 24, 2, 2, 24, 3, 3, 1, 1)) if str(case.op) == "upconv_wgrad" and len(case.outs) == 2)
+@pytest.mark.parametrize("shape", [ConvShape(1, 24, 2, 2, 24, 3, 3, 1, 1), ConvShape(1, 8, 2, 2, 40, 3, 3, 1, 1)], ids=["one block", "two blocks"])
+def test_one_row_of_tiles_adds_up_the_bias_of_a_doubled_image(device, shape):
+    """The sum of the parts has a block for 32 filters."""
+    case = next(case for case in up_cases(shape) if str(case.op) == "upconv_wgrad" and len(case.outs) == 2)
     check(case, device, TINY)
 
 
