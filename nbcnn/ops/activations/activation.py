@@ -58,6 +58,7 @@ class Activation:
                         follows from its value.
     parameters          f's parameters in the order of its arguments, at most two, with the values that its cases have.
     gates               its slope is 0 or 1, so that its gradient is dy or 0 and both are few instructions.
+    again               (dy, x, *parameters) -> dx of one that reads y, where a norm makes x again; None makes y of it and takes `gradient`.
     arrays              both in NumPy, (x, y) and (dy, saved, dx), which write y and dx, of an f without parameters for which NumPy has one call; None
                         runs `function` and `gradient` on arrays, which takes ReLU 1.2 ns an element in place of 0.4.
     """
@@ -68,6 +69,7 @@ class Activation:
     reads: str = "x"
     parameters: Mapping[str, float] = field(default_factory=dict)
     gates: bool = False
+    again: Any = None
     arrays: tuple[Callable[..., None], Callable[..., None]] | None = None
 
     def fprop(self, x: np.ndarray, y: np.ndarray, **attrs: float) -> None:
@@ -102,6 +104,8 @@ class Activation:
 
     def behind(self, attrs: Mapping[str, Any]) -> Any:
         """The device function (dy, z) -> the gradient of f's input z, whatever `gradient` reads."""
+        if self.again is not None:
+            return frozen(self.again, self.values(attrs))
         return _of_input(self.of(attrs), self.gradient_of(attrs)) if self.reads == "y" else self.gradient_of(attrs)
 
     def bind_fprop(self, call: Call) -> list[Launch]:

@@ -132,10 +132,6 @@ FIRST = (("batchnorm_relu6_fprop", "bf16", 6), ("batchnorm_add_relu_grads", "bf1
 REST = [(op, precision, 6) for op in map(str, OPS) for precision in TENSORCORE if (op, precision, 6) not in FIRST]
 
 
-SPILLED = {"batchnorm_softplus_grads": 128}
-"""Bytes of the stack frame at most, of bf16: what makes y again and its gradient, log1p and expm1, take more registers than a thread has."""
-
-
 @COMPILES
 @pytest.mark.parametrize(("op", "precision", "cluster"), [*FIRST, *full(*REST, *((*FIRST[1][:2], cluster) for cluster in CLUSTERS if cluster != 6))])
 def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision, cluster):
@@ -145,8 +141,7 @@ def test_kernels_keep_everything_in_registers_and_have_clusters(op, precision, c
         made, _ = bound(op, precision, (80, 128, 8, 8), Host(), more, tile=tile)
         (launch,) = made.launches
         report = compile_launch(launch)
-        assert report.frame_bytes <= SPILLED.get(op, 0)
-        assert report.cluster == cluster
+        assert (report.frame_bytes, report.cluster) == (0, cluster)
         assert report.registers <= _REGISTERS[1 if str(op).endswith("_fprop") else 2]
         (moved,) = OPS[named(op)].traffic(made.call)
         assert moved.read == moved.distinct
